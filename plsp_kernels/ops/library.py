@@ -1,0 +1,49 @@
+"""How every operator of the namespace is registered.
+
+An operator's last argument, `str impl`, names the implementation ("torch" or "triton"), and its Python function there
+has the operator's own name. Autograd lives outside, in `autograd.Function`s: that is the cheapest call in eager mode,
+and `torch.compile` traces through it.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LIBRARY = torch.library.Library("plsp", "DEF")
+
+
+@functools.cache
+def _implementation(impl: str, name: str) -> Callable[..., Any]:
+    # Imported on first use: neither implementation, least of all Triton, is needed to import the package.
+    if impl == "triton":
+        from plsp_kernels import triton_impl
+
+        return getattr(triton_impl, name)
+    from plsp_kernels import torch_impl
+
+    return getattr(torch_impl, name)
+
+
+def without_autocast(function: Callable[..., Any], tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Call the function in the precision of its arguments, whatever autocast region surrounds it."""
+    device_type = tensor.device.type
+    if not torch.is_autocast_enabled(device_type):
+        return function(tensor, *args, **kwargs)
+    with torch.autocast(device_type, enabled=False):
+        return function(tensor, *args, **kwargs)
+
+
+def define_operator(schema: str, fake: Callable[..., Any]) -> Callable[..., Any]:
+    """Register `plsp::<schema>` with its fake implementation; returns the callable operator."""
+    name = schema.partition("(")[0]
+
+    def kernel(*args: Any) -> Any:
+        return without_autocast(_implementation(args[-1], name), *args[:-1])
+
+    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"plsp::{name}", fake, lib=LIBRARY)
+    return getattr(torch.ops.plsp, name).default

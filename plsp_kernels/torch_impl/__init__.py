@@ -1,0 +1,27 @@
+"""The closed form in ATen operators: any device, float32 or float64 inside.
+
+`plsp_kernels.triton_impl` offers the same functions under the same names. `docs/math.md` derives them.
+"""
+
+from plsp_kernels.torch_impl.class_gram import class_gram, class_gram_backward
+from plsp_kernels.torch_impl.covariance_update import covariance_update
+from plsp_kernels.torch_impl.log_odds import (
+    log_odds,
+    log_odds_backward,
+    target_log_odds,
+    target_log_odds_backward,
+)
+from plsp_kernels.torch_impl.probit import probit_probabilities
+from plsp_kernels.torch_impl.upper_bound import upper_bound
+
+__all__ = [
+    "class_gram",
+    "class_gram_backward",
+    "covariance_update",
+    "log_odds",
+    "log_odds_backward",
+    "probit_probabilities",
+    "target_log_odds",
+    "target_log_odds_backward",
+    "upper_bound",
+]

@@ -1,0 +1,72 @@
+"""The three terms of the loss from log-odds and probit probabilities."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from plsp_kernels.torch_impl.log_odds import log_odds
+from plsp_kernels.torch_impl.probit import probit_probabilities
+
+
+def upper_bound(
+    rows: Tensor,
+    gram: Tensor,
+    slots: Tensor,
+    labels: Tensor,
+    candidates: Tensor,
+    labeled_candidates: Tensor | None,
+    thresholds: Tensor,
+    strength: float,
+    beta: float,
+    argmax_in_candidates: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Equations (11), (12), (14), (15) for one step.
+
+    rows (N, l) holds the logits of the labelled batch (Bl), the strong view (Bu), the weak view (Bu) and, where
+    labeled_candidates is given, the labelled batch again; slots (N,) says which Gram matrix serves each.
+
+    Returns terms (3,): supervised, consistency, complementary; odds (N, l); grad_odds (N, l), the derivative of each
+    row's own term with respect to its odds; confidence, prediction and mask of the unlabelled batch.
+    """
+    num_labeled, num_unlabeled = labels.shape[0], candidates.shape[0]
+    strong, weak = num_labeled, num_labeled + num_unlabeled  # where these blocks begin
+    odds = log_odds(rows, gram, slots, strength)
+    weak_logits = rows[weak : weak + num_unlabeled]
+    probabilities = probit_probabilities(weak_logits, gram, slots[weak : weak + num_unlabeled], strength, beta)
+
+    confidence, prediction = probabilities.max(dim=1)
+    mask = confidence >= thresholds[prediction]
+    if argmax_in_candidates:
+        mask = mask & candidates.gather(1, prediction[:, None])[:, 0]
+
+    # Each loss is a weighted sum of -logsigmoid(±odds): + for labels that should win, - for those that should not.
+    outside = ~candidates if labeled_candidates is None else ~torch.cat([candidates, labeled_candidates])
+    weights = torch.zeros_like(rows)
+    weights[:strong].scatter_(1, labels[:, None], 1 / max(num_labeled, 1))
+    _write_targets(weights[strong:weak], probabilities, mask, weak_logits, candidates)
+    weights[weak:].copy_(outside).div_(max(outside.shape[0], 1))
+
+    signed = odds.clone()
+    signed[weak:].neg_()
+    losses = (F.logsigmoid(signed) * weights).sum(1)
+    terms = torch.stack([losses[:strong].sum(), losses[strong:weak].sum(), losses[weak:].sum()]).neg_()
+    grad_odds = signed.neg_().sigmoid_().mul_(weights)
+    grad_odds[:weak].neg_()
+    return terms, odds, grad_odds, confidence, prediction, mask
+
+
+def _write_targets(out: Tensor, probabilities: Tensor, mask: Tensor, logits: Tensor, candidates: Tensor) -> None:
+    """The pseudo-targets of the instances in the mask, divided by the batch size.
+
+    They are the probabilities of the candidates, normalised, or where all of these underflow, the candidate softmax
+    of the logits.
+    """
+    inside = probabilities * candidates
+    mass = inside.sum(1, keepdim=True)
+    lost = mass < torch.finfo(mass.dtype).tiny
+    if logits.device.type != "cpu" or lost.any():
+        fallback = logits.masked_fill(~candidates, -math.inf).softmax(1)
+        inside, mass = torch.where(lost, fallback, inside), torch.where(lost, 1, mass)
+    torch.mul(inside, mask[:, None] / mass.mul_(out.shape[0]), out=out)
