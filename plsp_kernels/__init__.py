@@ -1,4 +1,4 @@
-"""Fused kernels for the semantic-augmentation loss of PLSP, partial-label learning from a semi-supervised perspective."""
+"""Fused kernels for the semantic-augmentation loss of PLSP (partial-label, semi-supervised perspective)."""
 
 from plsp_kernels.functional import (
     class_activation_labels,

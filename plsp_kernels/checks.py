@@ -27,7 +27,7 @@ def resolve_impl(impl: str, tensor: Tensor) -> str:
             raise ValueError("impl='triton' needs the triton package, which is not installed; use impl='auto'")
         if not tensor.is_cuda and os.environ.get("TRITON_INTERPRET", "0") in ("", "0"):
             raise ValueError(
-                f"impl='triton' needs CUDA or ROCm tensors, got {tensor.device}; move them to the GPU, use impl='auto', "
+                f"impl='triton' needs CUDA or ROCm tensors, got {tensor.device}; move them to the GPU, use impl='auto' "
                 "or set TRITON_INTERPRET=1 before Python starts to run the kernels in Triton's interpreter"
             )
     return impl
@@ -98,8 +98,14 @@ def number(name: str, value: object, low: float = -torch.inf, high: float = torc
     if not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     if not (low <= value <= high and -torch.inf < value < torch.inf):
-        limits = {(0, torch.inf): "finite and at least 0", (0, 1): "in [0, 1]"}.get((low, high), "finite")
+        limits = f"in [{low:g}, {high:g}]" if high < torch.inf else "finite" if low < 0 else "finite and at least 0"
         raise ValueError(f"{name} must be {limits}, got {value}")
+
+
+def positive(name: str, value: object) -> None:
+    number(name, value)
+    if not value > 0:  # type: ignore[operator]
+        raise ValueError(f"{name} must be positive, got {value}")
 
 
 def thresholds(name: str, value: object, num_classes: int, like: Tensor) -> None:

@@ -78,7 +78,7 @@ def semantic_upper_bound_loss(
     checks.number("strength", strength, 0)
     checks.thresholds("thresholds", thresholds, num_classes, weight)
     checks.number("ss_weight", ss_weight)
-    checks.number("beta", beta, 0)
+    checks.positive("beta", beta)
     if pseudo_labels is not None:
         checks.class_numbers("pseudo_labels", pseudo_labels, (num_unlabeled,), num_classes, weight)
     if labeled_candidates is not None:
@@ -197,7 +197,7 @@ def probit_probabilities(
 
     They are pseudo-targets: no gradient flows through them. exp(log p) of a row need not sum to one.
     """
-    checks.number("beta", beta, 0)
+    checks.positive("beta", beta)
     impl = _check_samples(logits, weight, covariance, "classes", classes, strength, impl)
     if impl == "reference":
         result = _reference(
@@ -240,7 +240,7 @@ def _check_classifier(weight: Tensor, covariance: Tensor, num_classes: int) -> N
     checks.floating("weight", weight, (num_classes, "d"), weight)
     if num_classes < 2:
         raise ValueError(f"weight must have at least 2 rows, one per class, got {num_classes}")
-    checks.covariance("covariance", covariance, *weight.shape, weight)
+    checks.covariance("covariance", covariance, num_classes, weight.shape[1], weight)
 
 
 def _check_samples(

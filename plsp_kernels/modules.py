@@ -159,6 +159,7 @@ class SemanticUpperBoundLoss(nn.Module):
         impl: str = "auto",
     ) -> None:
         super().__init__()
+        checks.positive("beta", beta)
         self.covariance = SemanticCovariance(num_classes, num_features, covariance)
         self.curriculum = CurriculumThreshold(num_instances, num_classes, threshold, mapping)
         self.beta, self.argmax_in_candidates, self.impl = beta, argmax_in_candidates, impl

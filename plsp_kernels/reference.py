@@ -21,10 +21,7 @@ def pairwise_quadratic_form(weight: Tensor, covariance: Tensor, classes: Tensor 
     num_classes, num_features = weight.shape
     selected = covariance if classes is None else covariance[classes]
     difference = (weight[:, None, :] - weight[None, :, :]).reshape(1, num_classes**2, num_features)
-    if covariance.dim() == 2:
-        transformed = difference * selected[:, None, :]
-    else:
-        transformed = difference @ selected
+    transformed = difference * selected[:, None, :] if covariance.dim() == 2 else difference @ selected
     return (transformed * difference).sum(-1).reshape(-1, num_classes, num_classes)
 
 
@@ -53,7 +50,9 @@ def semantic_cross_entropy(
     """-log p_{i,y_i}, equation (14)."""
     log_probability = semantic_log_softmax(logits, weight, covariance, labels, strength=strength)
     losses = -log_probability.gather(1, labels[:, None])[:, 0]
-    return {"mean": lambda: _mean(losses), "sum": losses.sum, "none": lambda: losses}[reduction]()
+    if reduction == "none":
+        return losses
+    return losses.sum() if reduction == "sum" else _mean(losses)
 
 
 def probit_probabilities(
@@ -127,9 +126,7 @@ def semantic_upper_bound_loss(
     complementary = _mean(losses)
 
     total = ss_weight * (supervised + consistency) + complementary
-    return SemanticLoss(
-        total, supervised, consistency, complementary, pseudo_labels, confidence, prediction, mask
-    )
+    return SemanticLoss(total, supervised, consistency, complementary, pseudo_labels, confidence, prediction, mask)
 
 
 def _complementary(

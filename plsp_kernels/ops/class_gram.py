@@ -47,9 +47,7 @@ class ClassGram(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, weight: Tensor, covariance: Tensor, classes: Tensor, save_product: bool, impl: str
-    ) -> Tensor:
+    def forward(ctx: Any, weight: Tensor, covariance: Tensor, classes: Tensor, save_product: bool, impl: str) -> Tensor:
         centred = weight - weight.mean(0)
         gram, product = class_gram(centred, covariance, classes, save_product, impl)
         ctx.save_for_backward(centred, covariance, classes, product)

@@ -1,6 +1,6 @@
 """Class Gram matrices G_y = W Σ_y Wᵀ, from which every quadratic form of class pairs follows:
 
-    Q_y[j, j'] = (w_j - w_j')ᵀ Σ_y (w_j - w_j') = G_y[j, j] + G_y[j', j'] - 2 G_y[j, j'].
+Q_y[j, j'] = (w_j - w_j')ᵀ Σ_y (w_j - w_j') = G_y[j, j] + G_y[j', j'] - 2 G_y[j, j'].
 """
 
 import torch

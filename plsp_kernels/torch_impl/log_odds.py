@@ -34,7 +34,7 @@ def log_odds(logits: Tensor, gram: Tensor, slots: Tensor, strength: float) -> Te
             log_sum = sums.log_().add_(separable.largest)
     if log_sum is None:
         log_sum = torch.empty_like(logits)
-        for part, columns in _pair_chunks(*logits.shape, logits.dtype):
+        for part, columns in _pair_chunks(logits):
             log_sum[part, columns] = _pair_exponents(shifted, gram, slots, strength, part, columns).logsumexp(-1)
     return logits - log_sum.add_(diagonal)
 
@@ -58,7 +58,7 @@ def log_odds_backward(
     else:
         pulled = torch.zeros_like(logits)
         pair_grad = torch.zeros_like(gram) if need_gram else gram.new_empty(0)
-        for part, columns in _pair_chunks(*logits.shape, logits.dtype):
+        for part, columns in _pair_chunks(logits):
             pairs = _pair_exponents(shifted, gram, slots, strength, part, columns)
             pairs.sub_(log_sum[part, columns, None]).exp_().mul_(grad_odds[part, columns, None])
             pulled[part] += pairs.sum(1)
@@ -100,12 +100,13 @@ def target_log_odds_backward(
 
 def _shifted_logits(logits: Tensor, gram: Tensor, slots: Tensor, strength: float) -> tuple[Tensor, Tensor]:
     """(λ/2) g_j and z_k + (λ/2) g_k per sample, each (N, l)."""
-    diagonal = gram.diagonal(dim1=1, dim2=2).index_select(0, slots).mul_(strength / 2)
+    diagonal = (gram.diagonal(dim1=1, dim2=2) * (strength / 2)).index_select(0, slots)
     return diagonal, logits + diagonal
 
 
-def _pair_chunks(count: int, num_classes: int, dtype: torch.dtype) -> list[tuple[slice, slice]]:
+def _pair_chunks(logits: Tensor) -> list[tuple[slice, slice]]:
     """Chunks of samples, and of columns j where the pairs of a single sample exceed the budget."""
+    (count, num_classes), dtype = logits.shape, logits.dtype
     return [
         (part, columns)
         for part in chunk_slices(count, num_classes**2, dtype)

@@ -9,7 +9,6 @@ meet every unordered pair once (twice at s = l/2, which then needs no reciprocal
 """
 
 import functools
-import math
 
 import torch
 from torch import Tensor
@@ -19,8 +18,8 @@ from plsp_kernels.torch_impl.chunks import chunk_slices
 
 @functools.lru_cache(maxsize=16)
 def _offset_tables(num_classes: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """For offsets s = 1 … l/2 and classes j, flattened to s·l + j: the partner j' = (j + s) mod l, the place of the pair
-    (j, j') in a flattened (l, l) matrix, and, for s < l/2, the place of the pair that has j for its partner."""
+    """For offsets s = 1 … l/2 and classes j, flattened: the partner j' = (j + s) mod l; the place of the pair (j, j')
+    in a flattened (l, l) matrix; for s < l/2, the place in this list of the pair that has j for its partner."""
     offset = torch.arange(1, num_classes // 2 + 1, device=device)[:, None]
     j = torch.arange(num_classes, device=device)
     partner = (j + offset) % num_classes
@@ -43,9 +42,11 @@ def probit_probabilities(logits: Tensor, gram: Tensor, slots: Tensor, strength: 
         z = logits[part]
         margin = z[:, None, :] - z.index_select(1, partner).view(z.shape[0], -1, num_classes)
         margin.mul_(scale.index_select(0, slots[part]).view_as(margin))
-        tail = margin.abs().erfc_()  # 2Φ(-|x|), at most one
-        ratio = tail.div_(2 - tail)
-        ratio = torch.where(margin >= 0, ratio, 1 / ratio)
+        # 2Φ(-|x|) is the smaller of 2Φ(-x) and 2Φ(x), and two less it is the larger. As 1 ± sign is 0 or 2, neither sum
+        # below rounds the small one away.
+        sign = margin.sign()
+        tail = margin.abs_().erfc_().mul_(sign)
+        ratio = (1 - sign).add_(tail).div_(sign.add_(1).sub_(tail))
         denominator = ratio.sum(1)
         if num_classes > 2:
             reciprocal = ratio.flatten(1).index_select(1, mirrored).reciprocal_()
