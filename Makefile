@@ -4,12 +4,13 @@ RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format clean
+.PHONY: help setup demo test lint format bench clean
 
 help:
-	@echo "make demo    set up, then train on scikit-learn's digits with ambiguous labels"
+	@echo "make demo    set up, then run the whole pipeline on scikit-learn's digits with ambiguous labels"
 	@echo "make test    set up, then run the whole test suite"
 	@echo "make lint    set up, then ruff and mypy"
+	@echo "make bench   set up, then measure the loss against the eager reference (some minutes)"
 	@echo "make format  let ruff rewrite the code in the project's style"
 	@echo "make clean   remove the environment and caches"
 
@@ -22,7 +23,7 @@ $(STAMP): requirements-dev.lock pyproject.toml setup.py
 	touch $@
 
 demo: $(STAMP)
-	$(RUN) examples/digits.py
+	$(RUN) -m plsp_train
 
 # One thread per worker: the suite is many small operators, and two workers fill two cores.
 test: $(STAMP)
@@ -32,6 +33,9 @@ lint: $(STAMP)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
+
+bench: $(STAMP)
+	$(RUN) -m benchmarks
 
 format: $(STAMP)
 	$(RUN) -m ruff check --fix .

@@ -37,27 +37,32 @@ class Problem:
 
     def __init__(self, shape: Shape, distinct: bool = False) -> None:
         generator = torch.Generator().manual_seed(0)
-        l, d = shape.num_classes, shape.num_features
-        self.weight = (torch.randn(l, d, generator=generator) / d**0.5).requires_grad_()
-        factor = torch.randn(l, d, d, generator=generator) / d**0.5
+        num_classes, num_features = shape.num_classes, shape.num_features
+        self.weight = (torch.randn(num_classes, num_features, generator=generator) / num_features**0.5).requires_grad_()
+        factor = torch.randn(num_classes, num_features, num_features, generator=generator) / num_features**0.5
         self.covariance = factor @ factor.mT
         self.logits = [
-            (3 * torch.randn(count, l, generator=generator)).requires_grad_()
+            (3 * torch.randn(count, num_classes, generator=generator)).requires_grad_()
             for count in (shape.labeled, shape.unlabeled, shape.unlabeled)
         ]
         count = shape.labeled + shape.unlabeled
-        classes = torch.randperm(count, generator=generator) % l if distinct else None
+        classes = torch.randperm(count, generator=generator) % num_classes if distinct else None
         self.labels = (
-            torch.randint(l, (shape.labeled,), generator=generator) if classes is None else classes[: shape.labeled]
+            torch.randint(num_classes, (shape.labeled,), generator=generator)
+            if classes is None
+            else classes[: shape.labeled]
         )
         self.pseudo_labels = None if classes is None else classes[shape.labeled :]
-        self.candidates = torch.rand(shape.unlabeled, l, generator=generator) < 0.3
-        own = torch.randint(l, (shape.unlabeled, 1), generator=generator)
+        self.candidates = torch.rand(shape.unlabeled, num_classes, generator=generator) < 0.3
+        own = torch.randint(num_classes, (shape.unlabeled, 1), generator=generator)
         self.candidates.scatter_(1, own, True)
 
     def loss(self, impl: str) -> SemanticLoss:
+        labeled, weak, strong = self.logits
         return semantic_upper_bound_loss(
-            *self.logits,
+            labeled,
+            weak,
+            strong,
             self.weight,
             self.covariance,
             self.labels,

@@ -62,7 +62,8 @@ def main() -> None:
     candidates = ambiguous(train_y, flip_probability=0.5)
     print(f"{len(train_x)} training images with {candidates.sum(1).float().mean():.1f} candidate labels each")
 
-    backbone = nn.Sequential(nn.Linear(64, 128), nn.BatchNorm1d(128), nn.ReLU(), nn.Linear(128, NUM_FEATURES), nn.ReLU())
+    hidden = [nn.Linear(64, 128), nn.BatchNorm1d(128), nn.ReLU()]
+    backbone = nn.Sequential(*hidden, nn.Linear(128, NUM_FEATURES), nn.ReLU())
     classifier = nn.Linear(NUM_FEATURES, NUM_CLASSES)
     model = nn.Sequential(backbone, classifier)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
@@ -92,7 +93,7 @@ def main() -> None:
             views = [augment(train_x[x_l], 0.1), augment(train_x[x_u], 0.1), augment(train_x[x_u], 0.3)]
             features = backbone(torch.cat(views))
             logits = classifier(features).split([LABELED_BATCH, UNLABELED_BATCH, UNLABELED_BATCH])
-            loss = semantic_loss(
+            step = semantic_loss(
                 *logits,
                 classifier.weight,
                 labels[x_l],
@@ -103,11 +104,11 @@ def main() -> None:
                 ss_weight=epoch / EPOCHS,
             )
             optimizer.zero_grad()
-            loss.total.backward()
+            step.total.backward()
             optimizer.step()
         if epoch % 10 == 0:
             f1 = micro_f1(model, test_x, test_y)
-            print(f"epoch {epoch:2d}: micro-F1 {f1:.3f}, labelled set {purity:.1%} right, loss {loss.total.item():.3f}")
+            print(f"epoch {epoch:2d}: micro-F1 {f1:.3f}, labelled set {purity:.1%} right, loss {step.total.item():.3f}")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from plsp_kernels.semantic_loss import SemanticLoss
 def pairwise_quadratic_form(weight: Tensor, covariance: Tensor, classes: Tensor | None = None) -> Tensor:
     """u_jj'ᵀ Σ_y u_jj' with u_jj' = w_j - w_j', for each y in classes: (U, l, l)."""
     num_classes, num_features = weight.shape
-    selected = covariance if classes is None else covariance[classes]
+    selected = (covariance if classes is None else covariance[classes]).detach()  # a statistic: no gradient into Σ
     difference = (weight[:, None, :] - weight[None, :, :]).reshape(1, num_classes**2, num_features)
     transformed = difference * selected[:, None, :] if covariance.dim() == 2 else difference @ selected
     return (transformed * difference).sum(-1).reshape(-1, num_classes, num_classes)

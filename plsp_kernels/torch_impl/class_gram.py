@@ -54,7 +54,7 @@ def _diagonal_gram(weight: Tensor, covariance: Tensor, classes: Tensor, gram: Te
     variances = _slot_variances(covariance, classes, weight.dtype)
     for part in chunk_slices(classes.shape[0], weight.numel(), weight.dtype):
         product = weight * variances[part, None, :]
-        torch.mm(product.view(-1, num_features), weight.t(), out=gram[part].view(-1, num_classes))
+        torch.mm(product.reshape(-1, num_features), weight.t(), out=gram[part].view(-1, num_classes))
 
 
 def _slot_variances(covariance: Tensor, classes: Tensor, dtype: torch.dtype) -> Tensor:
@@ -71,7 +71,7 @@ def class_gram_backward(
         # H_y is symmetric, so stacking the slots gives the sum over y as one GEMM without a transposing copy.
         return torch.mm(grad_gram.reshape(-1, num_classes).t(), product.view(-1, num_features)).mul_(2)
     variances = _slot_variances(covariance, classes, weight.dtype)
-    grad_weight = torch.zeros_like(weight)
+    grad_weight = torch.zeros_like(weight, memory_format=torch.contiguous_format)
     for part in chunk_slices(classes.shape[0], weight.numel(), weight.dtype):
         # weight times H per slot: (chunk, l, d)
         rows = torch.mm(grad_gram[part].reshape(-1, num_classes), weight).view(-1, num_classes, num_features)

@@ -1,0 +1,27 @@
+"""LeNet-5 (LeCun et al. 1998) with ReLU and max-pooling: 84 features."""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from plsp_train.models.base import Network
+
+
+class LeNet5(Network):
+    """For 32×32 images, or for 28×28 ones, which are padded to 32×32 as in the original."""
+
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        padding = {28: 2, 32: 0}.get(input_shape[-1])
+        if len(input_shape) != 3 or input_shape[1] != input_shape[2] or padding is None:
+            raise ValueError(f"lenet takes images of 28×28 or 32×32, got input_shape {input_shape}: try mlp")
+        self.conv1 = nn.Conv2d(input_shape[0], 6, kernel_size=5, padding=padding)
+        self.conv2 = nn.Conv2d(6, 16, kernel_size=5)
+        self.fc1 = nn.Linear(16 * 5 * 5, 120)
+        self.fc2 = nn.Linear(120, 84)
+        self.classifier = nn.Linear(84, num_classes)
+
+    def features(self, inputs: Tensor) -> Tensor:
+        out = F.max_pool2d(F.relu(self.conv1(inputs)), 2)
+        out = F.max_pool2d(F.relu(self.conv2(out)), 2)
+        out = F.relu(self.fc1(out.flatten(1)))
+        return F.relu(self.fc2(out))

@@ -1,0 +1,139 @@
+"""What a run shows and writes for people: progress, a line per epoch, a closing table, curves."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+from plsp_train.checkpoint import write_atomically
+
+_REFRESH_SECONDS = 0.5
+
+
+class Progress:
+    """A bar on a terminal, silence elsewhere."""
+
+    def __init__(self, bar: Any) -> None:
+        self._bar = bar
+        self._next, self._start = 0.0, time.perf_counter()
+
+    def due(self, steps_done: int) -> bool:
+        return self._bar is not None and time.perf_counter() >= self._next
+
+    def show(self, steps_done: int, means: dict[str, Any], num_images: int) -> None:
+        now = time.perf_counter()
+        self._next = now + _REFRESH_SECONDS
+        shown = {name: f"{value:.3f}" for name, value in means.items() if value is not None}
+        self._bar.set_postfix(shown | {"images/s": f"{num_images / (now - self._start):.0f}"}, refresh=False)
+        self._bar.update(steps_done - self._bar.n)
+
+
+class Reporter:
+    def __init__(self, stream: TextIO | None = None, tensorboard: bool = False) -> None:
+        self.stream = stream or sys.stdout
+        self._tensorboard = tensorboard
+        self._writer: Any = None
+
+    def line(self, text: str) -> None:
+        print(text, file=self.stream, flush=True)
+
+    @contextmanager
+    def progress(self, stage: str, epoch: int, num_epochs: int, num_steps: int, done: int) -> Iterator[Progress]:
+        if not self.stream.isatty():
+            yield Progress(None)
+            return
+        from tqdm import tqdm
+
+        with tqdm(total=num_steps, initial=done, desc=f"{stage} {epoch}/{num_epochs}", leave=False) as bar:
+            yield Progress(bar)
+
+    def epoch(self, metrics: dict[str, Any], num_epochs: int, out: Path) -> None:
+        with open(out / "metrics.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(metrics) + "\n")
+        if self._tensorboard:
+            self._log_scalars(metrics, out)
+        parts = [
+            f"epoch {metrics['epoch']:>{len(str(num_epochs))}}/{num_epochs} {metrics['stage']:8}",
+            f"loss {metrics['loss']:.4f}",
+            f"micro-F1 {metrics['micro_f1']:.4f}",
+            f"macro-F1 {metrics['macro_f1']:.4f}",
+        ]
+        for name, label in (
+            ("labeled_purity", "labelled right"),
+            ("mask_rate", "unlabelled used"),
+            ("pseudo_label_purity", "of these right"),
+        ):
+            if metrics.get(name) is not None:
+                parts.append(f"{label} {metrics[name]:.1%}")
+        parts.append(f"{metrics['images_per_second']:.0f} images/s")
+        self.line("  ".join(parts))
+
+    def rewrite(self, history: list[dict[str, Any]], out: Path) -> None:
+        """The metrics up to the checkpoint: a line written after it will be written again."""
+        text = "".join(json.dumps(metrics) + "\n" for metrics in history)
+        write_atomically(out / "metrics.jsonl", text.encode())
+
+    def finish(self, summary: dict[str, Any], history: list[dict[str, Any]], out: Path) -> None:
+        curves = draw_curves(history, out / "curves.png")
+        if self._writer is not None:
+            self._writer.close()
+        rows = [(name, f"{value:.4f}") for name, value in summary.items() if "_f1" in name]
+        rows += [("epochs", str(summary["epochs"])), ("seconds", f"{summary['seconds']:.1f}"), ("run", str(out))]
+        if not curves:
+            rows.append(("curves", "not drawn: install matplotlib"))
+        width = max(len(name) for name, _ in rows)
+        self.line("")
+        for name, value in rows:
+            self.line(f"{name:<{width}}  {value}")
+
+    def _log_scalars(self, metrics: dict[str, Any], out: Path) -> None:
+        if self._writer is None:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                raise ValueError("--tensorboard needs the tensorboard package: pip install tensorboard") from None
+            self._writer = SummaryWriter(str(out / "tensorboard"))
+        for name, value in metrics.items():
+            if isinstance(value, int | float) and name != "epoch":
+                self._writer.add_scalar(name, value, metrics["epoch"])
+
+
+def draw_curves(history: list[dict[str, Any]], path: Path) -> bool:
+    """F1, losses, purity and mask rate, thresholds over epochs; False without matplotlib."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    figure = Figure(figsize=(11, 7), layout="constrained")
+    FigureCanvasAgg(figure)
+    f1, losses, purity, thresholds = figure.subplots(2, 2).flat
+    panels = [
+        (f1, "F1 on the test set", ("micro_f1", "macro_f1")),
+        (losses, "loss and its terms", ("loss", "supervised", "consistency", "complementary")),
+        (purity, "shares", ("labeled_purity", "pseudo_label_purity", "mask_rate")),
+    ]
+    for axes, title, names in panels:
+        axes.set_title(title)
+        for name in names:
+            points = [(line["epoch"], line[name]) for line in history if line.get(name) is not None]
+            if points:
+                axes.plot(*zip(*points, strict=True), label=name.replace("_", " "))
+        if axes.lines:
+            axes.legend(fontsize="small")
+    thresholds.set_title("confidence threshold of each class")
+    lines = [line for line in history if "thresholds" in line]
+    if lines:
+        thresholds.plot([line["epoch"] for line in lines], [line["thresholds"] for line in lines], linewidth=0.8)
+    pretraining = sum(line["stage"] == "pretrain" for line in history)
+    for axes in (f1, losses, purity, thresholds):
+        axes.set_xlabel("epoch")
+        if 0 < pretraining < len(history):
+            axes.axvline(pretraining + 0.5, color="gray", linestyle=":", linewidth=1)
+    temporary = path.with_name("curves.new.png")
+    figure.savefig(temporary, dpi=110)
+    temporary.replace(path)
+    return True
