@@ -108,11 +108,13 @@ def semantic_upper_bound_loss(
 
     classes, slots = class_slots(torch.cat([labels, pseudo_labels]), num_classes)
     unlabeled_slots = slots[num_labeled:]
-    blocks, block_slots = [labeled_logits, strong_logits, weak_logits], [slots, unlabeled_slots]
+    # Converted one by one: the labelled logits may serve twice, and their gradients are added before they are rounded.
+    labeled, strong, weak, weight = _compute_dtype(labeled_logits, strong_logits, weak_logits, weight)
+    blocks, block_slots = [labeled, strong, weak], [slots, unlabeled_slots]
     if labeled_candidates is not None:
-        blocks.append(labeled_logits)
+        blocks.append(labeled)
         block_slots.append(slots[:num_labeled])
-    rows, weight = _compute_dtype(torch.cat(blocks), weight)
+    rows = torch.cat(blocks)
     if not isinstance(thresholds, Tensor):
         thresholds = rows.new_full((num_classes,), thresholds)
     terms, confidence, prediction, mask = ops.UpperBound.apply(

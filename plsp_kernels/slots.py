@@ -11,7 +11,8 @@ def class_slots(classes: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
     samples, otherwise as many slots as samples, the distinct classes in front and -1 behind.
     """
     if classes.shape[0] >= num_classes:
-        return torch.arange(num_classes, device=classes.device), classes
+        # A view, as torch.compile refuses an autograd.Function that is given one tensor as slots and as targets.
+        return torch.arange(num_classes, device=classes.device), classes.view_as(classes)
     ordered, order = classes.sort()
     rank = torch.cat([torch.zeros_like(ordered[:1]), (ordered[1:] != ordered[:-1]).long()]).cumsum(0)
     slots = torch.empty_like(rank).scatter_(0, order, rank)

@@ -4,9 +4,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from plsp_kernels.ops.library import define_operator
+from plsp_kernels.ops.library import define_operator, first_order_only
 from plsp_kernels.torch_impl.class_gram import gram_gradient
 
 
@@ -55,7 +54,7 @@ class ClassGram(torch.autograd.Function):
         return gram
 
     @staticmethod
-    @once_differentiable
+    @first_order_only
     def backward(ctx: Any, grad_gram: Tensor) -> tuple[Tensor | None, ...]:
         return class_gram_backward(grad_gram, *ctx.saved_tensors, ctx.impl), None, None, None, None
 
@@ -72,6 +71,6 @@ class PairQuadratic(torch.autograd.Function):
         return quadratic.clamp(min=0).masked_fill(own, 0)
 
     @staticmethod
-    @once_differentiable
+    @first_order_only
     def backward(ctx: Any, grad_quadratic: Tensor) -> Tensor:
         return gram_gradient(grad_quadratic)

@@ -47,3 +47,22 @@ def define_operator(schema: str, fake: Callable[..., Any]) -> Callable[..., Any]
     LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"plsp::{name}", fake, lib=LIBRARY)
     return getattr(torch.ops.plsp, name).default
+
+
+def first_order_only(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuse to be differentiated a second time, loudly.
+
+    PyTorch's own once_differentiable lets a second derivative pass as zero when the upstream gradient is a constant,
+    as in `loss + gradient.square().sum()`.
+    """
+
+    @functools.wraps(backward)
+    def wrapper(ctx: Any, *grads: Tensor) -> Any:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            raise RuntimeError(
+                "plsp_kernels cannot be differentiated twice: call backward or grad without create_graph=True, "
+                "or use impl='reference', which offers second derivatives"
+            )
+        return backward(ctx, *grads)
+
+    return wrapper

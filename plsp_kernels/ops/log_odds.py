@@ -4,9 +4,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from plsp_kernels.ops.library import define_operator
+from plsp_kernels.ops.library import define_operator, first_order_only
 
 
 def _fake_log_odds(logits: Tensor, gram: Tensor, slots: Tensor, strength: float, impl: str) -> Tensor:
@@ -85,7 +84,7 @@ class LogOdds(torch.autograd.Function):
         return odds
 
     @staticmethod
-    @once_differentiable
+    @first_order_only
     def backward(ctx: Any, grad_odds: Tensor) -> tuple[Tensor | None, ...]:
         need_logits, need_gram = ctx.needs_input_grad[:2]
         grad_logits, grad_gram = log_odds_backward(
@@ -107,7 +106,7 @@ class TargetLogOdds(torch.autograd.Function):
         return odds
 
     @staticmethod
-    @once_differentiable
+    @first_order_only
     def backward(ctx: Any, grad_odds: Tensor) -> tuple[Tensor | None, ...]:
         need_logits, need_gram = ctx.needs_input_grad[:2]
         grad_logits, grad_gram = target_log_odds_backward(

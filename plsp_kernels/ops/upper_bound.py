@@ -4,9 +4,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from plsp_kernels.ops.library import define_operator
+from plsp_kernels.ops.library import define_operator, first_order_only
 from plsp_kernels.ops.log_odds import log_odds_backward
 
 
@@ -85,7 +84,7 @@ class UpperBound(torch.autograd.Function):
         return terms, confidence, prediction, mask
 
     @staticmethod
-    @once_differentiable
+    @first_order_only
     def backward(ctx: Any, grad_terms: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         rows, odds, grad_odds, gram, slots = ctx.saved_tensors
         upstream = [grad.expand(count) for grad, count in zip(grad_terms.unbind(), ctx.rows_per_term, strict=True)]

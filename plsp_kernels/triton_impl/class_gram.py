@@ -1,6 +1,5 @@
 """Class Gram matrices G_y = W Σ_y Wᵀ and the gradient of the weight."""
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -170,13 +169,12 @@ def _class_gram_backward_kernel(
     grad_gram_ptr,  # (U, l, l), symmetric
     product_ptr,  # (U, l, d); the weight (l, d) if DIAGONAL
     variance_ptr,  # (l, d), read only if DIAGONAL
-    classes_ptr,  # (U,)
+    classes_ptr,  # (U,), read only if DIAGONAL
     partial_ptr,  # (splits, l, d)
-    num_slots,
+    num_pairs,  # U·l
     num_classes,
     num_features,
-    slots_per_split,
-    stride_product_slot,  # 0 if DIAGONAL
+    pairs_per_split,  # a multiple of BLOCK_K
     stride_product,
     stride_variance,
     DIAGONAL: tl.constexpr,
@@ -185,44 +183,39 @@ def _class_gram_backward_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
+    # H_y is symmetric: stacked as (U·l, l) and (U·l, d), Σ_y H_y T_y is one product over the pairs q = (y, k).
     DTYPE: tl.constexpr = partial_ptr.dtype.element_ty
-    split = tl.program_id(0)
+    split = tl.program_id(0).to(tl.int64)
     rows = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     d = tl.program_id(2) * BLOCK_N + tl.arange(0, BLOCK_N)
-    first = split * slots_per_split
+    k = tl.arange(0, BLOCK_K)
+    first = split * pairs_per_split
+    grad_gram_ptr += first * num_classes
+    if not DIAGONAL:
+        product_ptr += first * stride_product
     total = tl.zeros((BLOCK_M, BLOCK_N), DTYPE)
-    for slot in range(first, tl.minimum(first + slots_per_split, num_slots)):
-        y = tl.load(classes_ptr + slot)
-        slot_gram_ptr = grad_gram_ptr + tl.cast(slot, tl.int64) * num_classes * num_classes
-        slot_product_ptr = product_ptr + tl.cast(slot, tl.int64) * stride_product_slot
+    for start in range(first, tl.minimum(first + pairs_per_split, num_pairs), BLOCK_K):
+        q = start + k
+        left = tl.load(
+            grad_gram_ptr + k[None, :] * num_classes + rows[:, None],
+            mask=(rows[:, None] < num_classes) & (q[None, :] < num_pairs),
+            other=0.0,
+        ).to(DTYPE)
+        inside = (q[:, None] < num_pairs) & (d[None, :] < num_features)
         if DIAGONAL:
-            accumulated = tl.zeros((BLOCK_M, BLOCK_N), DTYPE)
+            y = tl.load(classes_ptr + q // num_classes, mask=q < num_pairs, other=-1)[:, None]
+            weight = tl.load(
+                product_ptr + (q % num_classes)[:, None] * stride_product + d[None, :], mask=inside, other=0.0
+            )
+            variance = tl.load(variance_ptr + y * stride_variance + d[None, :], mask=inside & (y >= 0), other=0.0)
+            right = weight.to(DTYPE) * variance.to(DTYPE)
         else:
-            accumulated = total
-        for inner in range(0, tl.where(y >= 0, num_classes, 0), BLOCK_K):
-            k = inner + tl.arange(0, BLOCK_K)
-            left = tl.load(
-                slot_gram_ptr + rows[:, None] * num_classes + k[None, :],
-                mask=(rows[:, None] < num_classes) & (k[None, :] < num_classes),
-                other=0.0,
-            )
-            right = tl.load(
-                slot_product_ptr + k[:, None] * stride_product + d[None, :],
-                mask=(k[:, None] < num_classes) & (d[None, :] < num_features),
-                other=0.0,
-            )
-            accumulated = tl.dot(
-                left.to(DTYPE), right.to(DTYPE), accumulated, input_precision=PRECISION, out_dtype=DTYPE
-            )
-        if DIAGONAL:
-            variance = tl.load(
-                variance_ptr + y * stride_variance + d, mask=(y >= 0) & (d < num_features), other=0.0
-            ).to(DTYPE)
-            total += accumulated * variance[None, :]
-        else:
-            total = accumulated
+            right = tl.load(product_ptr + k[:, None] * stride_product + d[None, :], mask=inside, other=0.0).to(DTYPE)
+            product_ptr += BLOCK_K * stride_product
+        total = tl.dot(left, right, total, input_precision=PRECISION, out_dtype=DTYPE)
+        grad_gram_ptr += BLOCK_K * num_classes
     tl.store(
-        partial_ptr + (split.to(tl.int64) * num_classes + rows[:, None]) * num_features + d[None, :],
+        partial_ptr + (split * num_classes + rows[:, None]) * num_features + d[None, :],
         2 * total,
         mask=(rows[:, None] < num_classes) & (d[None, :] < num_features),
     )
@@ -284,9 +277,7 @@ def class_gram(weight: Tensor, covariance: Tensor, classes: Tensor, save_product
     return gram, product if save_product else no_product
 
 
-def _gram_of_product(
-    product: Tensor, weight: Tensor, variances: Tensor | None, classes: Tensor, gram: Tensor
-) -> None:
+def _gram_of_product(product: Tensor, weight: Tensor, variances: Tensor | None, classes: Tensor, gram: Tensor) -> None:
     """G_y = T_y Wᵀ, with T_y = product[slot], or W ∘ s_y where variances are given."""
     num_slots, num_classes, _ = gram.shape
     diagonal = variances is not None
@@ -316,17 +307,18 @@ def class_gram_backward(
 ) -> Tensor:
     """Gradient with respect to the weight: 2 Σ_y H_y T_y, for symmetric H_y = grad_gram (U, l, l).
 
-    Groups of slots are summed by their own programs; the sum of the groups is one more reduction in a fixed order.
+    Stretches of the sum go to programs of their own; adding them up is one more reduction in a fixed order.
     """
-    (num_classes, num_features), num_slots = weight.shape, classes.shape[0]
+    (num_classes, num_features), num_pairs = weight.shape, classes.shape[0] * weight.shape[0]
     dtype = tiles.compute_dtype(weight)
     diagonal = covariance.dim() == 2
     source = tiles.dense_rows(weight) if diagonal else product.contiguous()
     variances = tiles.dense_rows(covariance) if diagonal else source
     blocks = tiles.matrix_blocks(num_classes, num_features, dtype)
     row_tiles, column_tiles = triton.cdiv(num_classes, blocks["BLOCK_M"]), triton.cdiv(num_features, blocks["BLOCK_N"])
-    slots_per_split = triton.cdiv(max(num_slots, 1), tiles.slot_splits(num_slots, row_tiles * column_tiles))
-    splits = triton.cdiv(max(num_slots, 1), slots_per_split)
+    steps = max(1, triton.cdiv(num_pairs, blocks["BLOCK_K"]))
+    steps_per_split = triton.cdiv(steps, tiles.num_splits(steps, row_tiles * column_tiles))
+    splits = triton.cdiv(steps, steps_per_split)
     partial = weight.new_empty(splits, num_classes, num_features, dtype=dtype)
     tiles.launch(
         _class_gram_backward_kernel,
@@ -336,11 +328,10 @@ def class_gram_backward(
         variances,
         classes.contiguous(),
         partial,
-        num_slots,
+        num_pairs,
         num_classes,
         num_features,
-        slots_per_split,
-        0 if diagonal else source.stride(0),
+        steps_per_split * blocks["BLOCK_K"],
         source.stride(-2),
         variances.stride(0) if diagonal else 0,
         DIAGONAL=diagonal,

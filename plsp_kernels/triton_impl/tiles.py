@@ -50,6 +50,8 @@ def class_block(num_classes: int, largest: int) -> int:
     return min(largest, max(16, triton.next_power_of_2(num_classes)))
 
 
+# Matrix products take BLOCK_K = 16: with 32, the three TF32 products per float32 product spilled on some targets.
+
 FUSED_GRAM_CLASSES = 128
 """Up to here one tile spans all columns of G_y and the product never leaves the registers."""
 
@@ -57,12 +59,11 @@ FUSED_GRAM_CLASSES = 128
 def gram_blocks(num_classes: int, dtype: torch.dtype) -> Blocks:
     """T_y and G_y in one kernel: tiles of BLOCK_M rows, BLOCK_L ≥ l columns of G."""
     block_l = class_block(num_classes, FUSED_GRAM_CLASSES)
-    block = 32 if dtype == torch.float32 else 16
     return {
         "BLOCK_M": min(block_l, 64),
         "BLOCK_L": block_l,
-        "BLOCK_D": block,
-        "BLOCK_K": block,
+        "BLOCK_D": 32 if dtype == torch.float32 else 16,
+        "BLOCK_K": 16,
         "num_warps": 4 if block_l <= 32 else 8,
         "num_stages": 2,
     }
@@ -70,26 +71,32 @@ def gram_blocks(num_classes: int, dtype: torch.dtype) -> Blocks:
 
 def matrix_blocks(num_rows: int, num_columns: int, dtype: torch.dtype) -> Blocks:
     """A plain matrix product."""
-    largest = 64 if dtype == torch.float32 else 32
-    block_m, block_n = class_block(num_rows, largest), class_block(num_columns, largest)
+    block_m = class_block(num_rows, 64 if dtype == torch.float32 else 32)
+    block_n = class_block(num_columns, max(block_m, 32))
     return {
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
-        "BLOCK_K": 32 if dtype == torch.float32 else 16,
-        "num_warps": 4,
-        "num_stages": 2,
+        "BLOCK_K": 16,
+        "num_warps": 8 if block_m * block_n >= 4096 else 4,
+        "num_stages": 3,
     }
 
 
-def slot_splits(num_slots: int, num_tiles: int) -> int:
-    """Into how many partial sums the slots are split, so that small gradients still occupy a GPU."""
-    return max(1, min(num_slots, 256 // max(num_tiles, 1)))
+def num_splits(steps: int, num_tiles: int) -> int:
+    """Into how many partial sums a matrix product is split, so that a small result still occupies a GPU."""
+    return max(1, min(steps // 4, 256 // max(num_tiles, 1)))
 
 
-def pair_blocks(num_classes: int) -> Blocks:
+def pair_blocks(num_classes: int, dtype: torch.dtype) -> Blocks:
     """Pairs (j, k) of one sample: a tile of j, streaming over tiles of k."""
-    block_k = class_block(num_classes, 128)
-    return {"BLOCK_J": 16, "BLOCK_K": block_k, "num_warps": 1 if block_k <= 32 else 4, "num_stages": 2}
+    block_k = class_block(num_classes, 64)
+    warps = 1 if block_k <= 32 else 4
+    return {
+        "BLOCK_J": 16,
+        "BLOCK_K": block_k,
+        "num_warps": warps if dtype == torch.float32 else 2 * warps,
+        "num_stages": 2,
+    }
 
 
 def pulled_blocks(num_classes: int) -> Blocks:
@@ -101,10 +108,20 @@ def pulled_blocks(num_classes: int) -> Blocks:
 def gram_gradient_blocks(num_classes: int) -> Blocks:
     """Square tiles of class pairs, streaming over BLOCK_N samples of a class at a time."""
     block = class_block(num_classes, 32)
-    return {"BLOCK_N": 8 if block == 16 else 2, "BLOCK_L": block, "num_warps": 4, "num_stages": 2}
+    return {
+        "BLOCK_N": 8 if block == 16 else 2,
+        "BLOCK_L": block,
+        "num_warps": 4 if block == 16 else 8,
+        "num_stages": 2,
+    }
 
 
 def row_blocks(num_classes: int) -> Blocks:
     """One row of classes, streaming over tiles of it."""
     block = class_block(num_classes, 1024)
     return {"BLOCK_L": block, "num_warps": 1 if block <= 256 else 4, "num_stages": 2}
+
+
+def sum_blocks() -> Blocks:
+    """The losses of a batch."""
+    return {"BLOCK_N": 256, "num_warps": 4, "num_stages": 2}

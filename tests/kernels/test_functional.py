@@ -1,0 +1,665 @@
+"""Every public function against the float64 reference: values, gradients, options, layouts, both inner forms.
+
+Tolerances. In float64 the closed form and the reference differ by rounding: at most 61 epsilon of the largest element
+was measured on this grid, 1e-12 allows 4500. In the other dtypes the rule of `assert_error_rule` holds, whose slack
+covers the different order of float32 sums: at most 2.1 epsilon was measured for values and 44 for gradients (those of
+the log-softmax at l = 41, d = 1, where 697 signed terms meet), 4 and 64 are allowed.
+"""
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+from cases import (
+    DIFFERENTIABLE,
+    KINDS,
+    PATTERNS,
+    SHAPES,
+    STRENGTH,
+    TERMS,
+    Elsewhere,
+    Problem,
+    assert_error_rule,
+    assert_same,
+    clear_threshold,
+    make_problem,
+    maximum,
+    torch_impl_module,
+)
+from torch import Tensor
+
+import plsp_kernels
+
+VALUE_SLACK, GRADIENT_SLACK = 4, 64
+LOW_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def upstream(result: Tensor) -> Tensor:
+    """A fixed upstream gradient of mixed signs, exact in every dtype."""
+    return ((torch.arange(result.numel()) % 7 - 3).view(result.shape) / 4).to(result.dtype)
+
+
+def log_softmax(problem: Problem, impl: str, strength: float) -> Tensor:
+    return plsp_kernels.semantic_log_softmax(
+        problem.weak_logits, problem.weight, problem.covariance, problem.pseudo_labels, strength=strength, impl=impl
+    )
+
+
+def cross_entropy(problem: Problem, impl: str, strength: float, reduction: str = "mean") -> Tensor:
+    return plsp_kernels.semantic_cross_entropy(
+        problem.labeled_logits,
+        problem.weight,
+        problem.covariance,
+        problem.labels,
+        strength=strength,
+        reduction=reduction,
+        impl=impl,
+    )
+
+
+def probit(problem: Problem, impl: str, strength: float) -> Tensor:
+    return plsp_kernels.probit_probabilities(
+        problem.weak_logits, problem.weight, problem.covariance, problem.pseudo_labels, strength=strength, impl=impl
+    )
+
+
+def quadratic_form(problem: Problem, impl: str, strength: float) -> Tensor:
+    return plsp_kernels.pairwise_quadratic_form(problem.weight, problem.covariance, problem.pseudo_labels, impl=impl)
+
+
+FUNCTIONS = {
+    "log_softmax": (log_softmax, ("weak_logits", "weight")),
+    "cross_entropy": (cross_entropy, ("labeled_logits", "weight")),
+    "probit": (probit, ()),
+    "quadratic_form": (quadratic_form, ("weight",)),
+}
+
+
+def evaluate_function(name: str, problem: Problem, impl: str, strength: float) -> dict[str, Tensor]:
+    """The function's value and its gradients with respect to every differentiable input."""
+    function, inputs = FUNCTIONS[name]
+    problem = problem.leaves()
+    result = function(problem, impl, strength)
+    found = {"value": result.detach()}
+    if inputs:
+        scalar = (result * upstream(result)).sum(dtype=torch.promote_types(result.dtype, torch.float32))
+        found |= problem.gradients(scalar, inputs)
+    return found
+
+
+def evaluate_loss(problem: Problem, impl: str, **options) -> dict[str, Tensor]:
+    """The terms of the loss, their by-products, and every gradient of every term."""
+    problem = problem.leaves()
+    loss = problem.loss(impl=impl, **options)
+    found = {name: value.detach() for name, value in loss._asdict().items()}
+    for term in TERMS:
+        gradients = problem.gradients(getattr(loss, term))
+        found |= {f"d {term} / d {name}": gradient for name, gradient in gradients.items()}
+    return found
+
+
+def assert_all_same(found: dict[str, Tensor], truth: dict[str, Tensor], tolerance: float = 1e-12) -> None:
+    assert found.keys() == truth.keys()
+    for name, value in truth.items():
+        if value.is_floating_point():
+            assert_same(found[name], value, tolerance, name)
+        else:
+            assert torch.equal(found[name], value), name
+
+
+def assert_all_within_rule(
+    found: dict[str, Tensor], rival: dict[str, Tensor], truth: dict[str, Tensor], exponent: float = 1.0
+) -> None:
+    """`exponent` is the size of the exponents: one of size E is rounded by E epsilon, and moves its term by as much."""
+    for name, value in truth.items():
+        if value.is_floating_point():
+            slack = VALUE_SLACK if name == "value" or name in (*TERMS, "confidence") else GRADIENT_SLACK
+            assert_error_rule(found[name], rival[name], value, slack * max(1.0, exponent), name)
+        else:
+            assert torch.equal(found[name], value), name
+
+
+def loss_options(problem: Problem) -> dict[str, object]:
+    """Pseudo-labels given and a threshold away from every confidence: rounding cannot flip a decision."""
+    confidence = problem.to(torch.float64).loss(impl="reference", pseudo_labels=problem.pseudo_labels).confidence
+    return {"pseudo_labels": problem.pseudo_labels, "thresholds": clear_threshold(confidence)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+class TestAgainstReference:
+    @pytest.mark.parametrize("name", FUNCTIONS)
+    def test_functions_agree_in_float64(self, name, shape, kind):
+        problem = make_problem(*shape, kind=kind)
+        truth = evaluate_function(name, problem, "reference", STRENGTH)
+        assert_all_same(evaluate_function(name, problem, "torch", STRENGTH), truth)
+
+    @pytest.mark.parametrize("dtype", LOW_DTYPES, ids=str)
+    @pytest.mark.parametrize("name", FUNCTIONS)
+    def test_functions_are_as_accurate_as_the_reference(self, name, dtype, shape, kind):
+        problem = make_problem(*shape, kind=kind, dtype=dtype)
+        truth = evaluate_function(name, problem.to(torch.float64), "reference", STRENGTH)
+        rival = evaluate_function(name, problem, "reference", STRENGTH)
+        assert_all_within_rule(evaluate_function(name, problem, "torch", STRENGTH), rival, truth)
+
+    def test_loss_agrees_in_float64(self, shape, kind):
+        problem = make_problem(*shape, kind=kind)
+        options = loss_options(problem)
+        truth = evaluate_loss(problem, "reference", **options)
+        assert_all_same(evaluate_loss(problem, "torch", **options), truth)
+
+    @pytest.mark.parametrize("dtype", LOW_DTYPES, ids=str)
+    def test_loss_is_as_accurate_as_the_reference(self, dtype, shape, kind):
+        problem = make_problem(*shape, kind=kind, dtype=dtype)
+        options = loss_options(problem)
+        truth = evaluate_loss(problem.to(torch.float64), "reference", **options)
+        rival = evaluate_loss(problem, "reference", **options)
+        assert_all_within_rule(evaluate_loss(problem, "torch", **options), rival, truth)
+
+
+@pytest.mark.parametrize("strength", [0.01, 3.0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_weak_and_strong_transformations_are_as_accurate_as_the_reference(dtype, strength):
+    problem = make_problem(3, 17, 7, 19, dtype=dtype)
+    options = {"pseudo_labels": problem.pseudo_labels, "strength": strength}
+    truth = evaluate_loss(problem.to(torch.float64), "reference", **options)
+    rival = evaluate_loss(problem, "reference", **options)
+    found = evaluate_loss(problem, "torch", **options)
+    assert_all_same(found, truth) if dtype == torch.float64 else assert_all_within_rule(found, rival, truth)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, *LOW_DTYPES], ids=str)
+@pytest.mark.parametrize("impl", ["torch", "reference"])
+def test_results_and_gradients_have_the_documented_dtypes(impl, dtype):
+    problem = make_problem(dtype=dtype).leaves()
+    computed = torch.promote_types(dtype, torch.float32)
+    loss = problem.loss(impl=impl)
+    assert {getattr(loss, term).dtype for term in TERMS} == {computed}
+    assert {getattr(loss, term).dim() for term in TERMS} == {0}
+    assert loss.confidence.dtype == computed
+    assert (loss.prediction.dtype, loss.pseudo_labels.dtype, loss.mask.dtype) == (torch.int64, torch.int64, torch.bool)
+    assert cross_entropy(problem, impl, STRENGTH).dtype == computed
+    assert cross_entropy(problem, impl, STRENGTH, "none").dtype == computed
+    for name in ("log_softmax", "probit", "quadratic_form"):
+        assert FUNCTIONS[name][0](problem, impl, STRENGTH).dtype == dtype
+    for gradient in problem.gradients(loss.total).values():
+        assert gradient.dtype == dtype
+
+
+@pytest.mark.parametrize("impl", ["torch", "reference"])
+def test_only_losses_and_log_probabilities_carry_gradients(impl):
+    problem = make_problem().leaves((*DIFFERENTIABLE, "covariance"))
+    loss = problem.loss(impl=impl)
+    assert all(getattr(loss, term).requires_grad for term in TERMS)
+    assert not any(tensor.requires_grad for tensor in loss[4:])
+    assert not probit(problem, impl, STRENGTH).requires_grad
+
+
+@pytest.mark.parametrize("impl", ["torch", "reference"])
+def test_no_gradient_flows_into_the_covariance(impl):
+    problem = make_problem().leaves((*DIFFERENTIABLE, "covariance"))
+    for result in (problem.loss(impl=impl).total, *(FUNCTIONS[n][0](problem, impl, STRENGTH).sum() for n in FUNCTIONS)):
+        if result.requires_grad:
+            (gradient,) = torch.autograd.grad(result, [problem.covariance], allow_unused=True)
+            assert gradient is None
+
+
+@pytest.mark.parametrize("names", [s for n in range(5) for s in itertools.combinations(DIFFERENTIABLE, n)], ids=str)
+def test_every_mask_of_requires_grad_gives_the_same_gradients(names):
+    problem = make_problem(3, 9, 7, 5)
+    everything = problem.leaves()
+    expected = everything.gradients(everything.loss(impl="torch").total)
+    masked = problem.leaves(names)
+    total = masked.loss(impl="torch").total
+    assert torch.equal(total, everything.loss(impl="torch").total)
+    assert total.requires_grad == bool(names)
+    if names:
+        total.backward()
+    for name in DIFFERENTIABLE:
+        gradient = getattr(masked, name).grad
+        assert (gradient is None) == (name not in names)
+        if name in names:
+            assert_same(gradient, expected[name], 1e-14, name)
+
+
+@pytest.mark.parametrize("names", [("weak_logits",), ("weight",)], ids=str)
+@pytest.mark.parametrize("name", ["log_softmax", "cross_entropy"])
+def test_functions_serve_one_input_asking_for_gradients(name, names):
+    function, inputs = FUNCTIONS[name]
+    names = tuple({"weak_logits": inputs[0]}.get(n, n) for n in names)
+    problem = make_problem(5, 5)
+    both, one = problem.leaves(inputs), problem.leaves(names)
+    expected = both.gradients(function(both, "torch", STRENGTH).sum(), names)
+    found = one.gradients(function(one, "torch", STRENGTH).sum(), names)
+    assert_all_same(found, expected, 1e-14)
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [(1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1), (0, 0.7, -1.3, 2.5), (1.5, -0.2, 0.4, 3), (0, 0, 2, -1)],
+    ids=str,
+)
+def test_any_mix_of_terms_differentiates(mix):
+    gradients = {}
+    for impl in ("reference", "torch"):
+        problem = make_problem(3, 9, 7, 5).leaves()
+        loss = problem.loss(impl=impl, ss_weight=0.6)
+        used = [w * getattr(loss, t) for w, t in zip(mix, TERMS, strict=True) if w]
+        gradients[impl] = problem.gradients(sum(used))
+    assert_all_same(gradients["torch"], gradients["reference"])
+
+
+def test_upstream_gradients_of_each_sample_are_weighed():
+    for reduction in ("none", "sum", "mean"):
+        gradients = {}
+        for impl in ("reference", "torch"):
+            problem = make_problem(9, 1).leaves()
+            losses = cross_entropy(problem, impl, STRENGTH, reduction)
+            gradients[impl] = problem.gradients(
+                (losses * upstream(losses).add(0.1)).sum(), ["labeled_logits", "weight"]
+            )
+        assert_all_same(gradients["torch"], gradients["reference"])
+
+
+def test_terms_can_be_differentiated_one_after_the_other():
+    problem = make_problem().leaves()
+    loss = problem.loss(impl="torch")
+    loss.supervised.backward(retain_graph=True)
+    loss.consistency.backward(retain_graph=True)
+    loss.complementary.backward()
+    expected = make_problem().leaves()
+    total = expected.gradients(expected.loss(impl="torch").total)
+    for name in DIFFERENTIABLE:
+        assert_same(getattr(problem, name).grad, total[name], 1e-14, name)
+
+
+@pytest.mark.parametrize("ss_weight", [0.0, 0.25, 2.0])
+def test_total_is_the_weighted_sum_of_the_terms(ss_weight):
+    loss = make_problem().loss(impl="torch", ss_weight=ss_weight)
+    expected = ss_weight * (loss.supervised + loss.consistency) + loss.complementary
+    torch.testing.assert_close(loss.total, expected, rtol=1e-15, atol=0)
+
+
+@pytest.mark.parametrize("impl", ["torch", "reference"])
+def test_reductions_are_those_of_the_single_losses(impl):
+    problem = make_problem(9, 1)
+    losses = cross_entropy(problem, impl, STRENGTH, "none")
+    assert losses.shape == (9,)
+    torch.testing.assert_close(cross_entropy(problem, impl, STRENGTH, "sum"), losses.sum(), rtol=1e-15, atol=0)
+    torch.testing.assert_close(cross_entropy(problem, impl, STRENGTH, "mean"), losses.mean(), rtol=1e-15, atol=0)
+
+
+def test_cross_entropy_is_the_labelled_column_of_the_log_softmax():
+    problem = make_problem(9, 1)
+    log_probability = plsp_kernels.semantic_log_softmax(
+        problem.labeled_logits, problem.weight, problem.covariance, problem.labels, strength=STRENGTH, impl="torch"
+    )
+    column = log_probability.gather(1, problem.labels[:, None])[:, 0]
+    assert_same(cross_entropy(problem, "torch", STRENGTH, "none"), -column, 1e-14)
+
+
+OPTIONS = {
+    "given pseudo-labels": lambda p: {"pseudo_labels": p.pseudo_labels},
+    "own pseudo-labels": lambda p: {},
+    "labelled candidates": lambda p: {"labeled_candidates": p.labeled_candidates},
+    "argmax anywhere": lambda p: {"argmax_in_candidates": False},
+    "threshold per class": lambda p: {"thresholds": p.class_thresholds},
+    "threshold 0": lambda p: {"thresholds": 0},
+    "threshold 1": lambda p: {"thresholds": 1.0},
+    "usual probit": lambda p: {"beta": (torch.pi / 8) ** 0.5},
+    "half weight": lambda p: {"ss_weight": 0.5},
+    "everything": lambda p: {
+        "pseudo_labels": p.pseudo_labels,
+        "labeled_candidates": p.labeled_candidates,
+        "argmax_in_candidates": False,
+        "thresholds": p.class_thresholds,
+        "beta": 0.6,
+        "ss_weight": 0.5,
+    },
+}
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("option", OPTIONS)
+def test_options_agree_with_the_reference(option, pattern):
+    problem = make_problem(4, 13, 7, 5, pattern=pattern, seed=2)
+    options = OPTIONS[option](problem)
+    truth = evaluate_loss(problem, "reference", **options)
+    assert_all_same(evaluate_loss(problem, "torch", **options), truth)
+
+
+@pytest.mark.parametrize(
+    "option", ["given pseudo-labels", "labelled candidates", "argmax anywhere", "threshold per class", "usual probit"]
+)
+def test_options_change_the_loss(option):
+    """Guards the test above: an option that both implementations ignored would pass it."""
+    problem = make_problem(4, 40, 7, 5, seed=2)
+    plain = problem.loss(impl="torch").total
+    assert (problem.loss(impl="torch", **OPTIONS[option](problem)).total - plain).abs() > 1e-3
+
+
+def test_mask_follows_threshold_and_candidates():
+    problem = make_problem(4, 60, 7, 5, seed=2)
+    thresholds = problem.class_thresholds
+    anywhere = problem.loss(impl="torch", thresholds=thresholds, argmax_in_candidates=False)
+    inside = problem.loss(impl="torch", thresholds=thresholds)
+    confident = anywhere.confidence >= thresholds[anywhere.prediction]
+    candidate = problem.candidates.gather(1, anywhere.prediction[:, None])[:, 0]
+    assert torch.equal(anywhere.mask, confident)
+    assert torch.equal(inside.mask, confident & candidate)
+    assert 0 < inside.mask.sum() < anywhere.mask.sum() < 60
+
+
+def test_confidence_and_prediction_are_those_of_the_probit():
+    problem = make_problem(4, 20, 7, 5)
+    loss = problem.loss(impl="torch", pseudo_labels=problem.pseudo_labels)
+    confidence, prediction = probit(problem, "torch", STRENGTH).max(1)
+    assert torch.equal(loss.confidence, confidence)
+    assert torch.equal(loss.prediction, prediction)
+
+
+def test_pseudo_labels_are_the_class_activation_labels():
+    problem = make_problem(4, 20, 7, 5)
+    expected = plsp_kernels.class_activation_labels(problem.weak_logits, problem.candidates)
+    assert torch.equal(problem.loss(impl="torch").pseudo_labels, expected)
+    given = problem.loss(impl="torch", pseudo_labels=problem.pseudo_labels)
+    assert torch.equal(given.pseudo_labels, problem.pseudo_labels)
+
+
+def test_class_activation_labels_choose_the_best_candidate_only():
+    logits = torch.tensor([[5.0, -1.0, 0.5], [-3.0, -2.0, -9.0], [0.5, 0.9, 2.0], [0.5, 0.9, -1.0]])
+    candidates = torch.tensor([[False, True, True], [True, True, False], [True, True, True], [True, True, True]])
+    # activations: (20, -2, 0.25), (-12, -6, -90), (0.25, 0.09, 2), (0.25, 0.09, -2)
+    assert plsp_kernels.class_activation_labels(logits, candidates).tolist() == [2, 1, 2, 0]
+
+
+def test_class_activation_labels_do_not_overflow_in_half_precision():
+    logits = torch.tensor([[400.0, 500.0, 300.0]], dtype=torch.float16)  # squares beyond float16's 65504
+    candidates = torch.ones(1, 3, dtype=torch.bool)
+    assert plsp_kernels.class_activation_labels(logits, candidates).tolist() == [1]
+
+
+@pytest.mark.parametrize("impl", ["torch", "reference"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_quadratic_form_covers_all_classes_by_default(impl, kind):
+    problem = make_problem(kind=kind)
+    everything = plsp_kernels.pairwise_quadratic_form(problem.weight, problem.covariance, impl=impl)
+    assert everything.shape == (7, 7, 7)
+    classes = torch.tensor([3, 3, 0])
+    some = plsp_kernels.pairwise_quadratic_form(problem.weight, problem.covariance, classes, impl=impl)
+    assert_same(some, everything[classes], 1e-14)
+    difference = problem.weight[2] - problem.weight[5]
+    matrix = problem.covariance[3] if kind == "full" else problem.covariance[3].diag()
+    assert_same(some[0, 2, 5], difference @ matrix @ difference, 1e-14)
+
+
+def test_quadratic_form_is_symmetric_with_zero_diagonal_and_not_negative():
+    problem = make_problem(dtype=torch.float32)
+    form = plsp_kernels.pairwise_quadratic_form(problem.weight, problem.covariance, impl="torch")
+    assert torch.equal(form.diagonal(dim1=1, dim2=2), torch.zeros(7, 7))
+    assert (form >= 0).all()
+    torch.testing.assert_close(form, form.mT, rtol=1e-6, atol=1e-6)
+
+
+class TestInnerForms:
+    """The separable and the direct form of the log-odds, and any chunking, are the same function."""
+
+    CASES = ((3, 9, 7, 5), (17, 17, 2, 19), (3, 30, 30, 4), (17, 3, 41, 8))  # the last two group by padding
+
+    @staticmethod
+    def force_direct(monkeypatch):
+        monkeypatch.setattr(torch_impl_module("log_odds")._Separable, "of", staticmethod(lambda *args: None))
+
+    @staticmethod
+    def limit_memory(monkeypatch, limit):
+        monkeypatch.setattr(torch_impl_module("chunks"), "PAIR_BYTES", limit)
+        monkeypatch.setattr(torch_impl_module("groups"), "PAIR_BYTES", limit)
+
+    @pytest.mark.parametrize("shape", CASES, ids=str)
+    def test_separable_form_is_taken_by_default(self, shape, monkeypatch):
+        module = torch_impl_module("log_odds")
+        monkeypatch.setattr(module, "_pair_exponents", lambda *args: pytest.fail("direct form"))
+        make_problem(*shape).leaves().loss(impl="torch").total.backward()
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("shape", CASES, ids=str)
+    def test_direct_form_agrees(self, shape, kind, monkeypatch):
+        problem = make_problem(*shape, kind=kind)
+        separable = evaluate_loss(problem, "torch"), evaluate_function("log_softmax", problem, "torch", STRENGTH)
+        self.force_direct(monkeypatch)
+        direct = evaluate_loss(problem, "torch"), evaluate_function("log_softmax", problem, "torch", STRENGTH)
+        assert_all_same(direct[0], separable[0])
+        assert_all_same(direct[1], separable[1])
+
+    # budgets of one row of pairs (column chunks of one), of a few columns, and of a few samples
+    @pytest.mark.parametrize("limit", [1, 1_500, 20_000])
+    @pytest.mark.parametrize("direct", [False, True], ids=["either form", "direct form"])
+    @pytest.mark.parametrize("shape", CASES, ids=str)
+    def test_chunks_agree(self, shape, direct, limit, monkeypatch):
+        problem = make_problem(*shape)
+        names = ("log_softmax", "probit")
+        whole = [evaluate_loss(problem, "torch")] + [evaluate_function(n, problem, "torch", STRENGTH) for n in names]
+        if direct:
+            self.force_direct(monkeypatch)
+        self.limit_memory(monkeypatch, limit)
+        parts = [evaluate_loss(problem, "torch")] + [evaluate_function(n, problem, "torch", STRENGTH) for n in names]
+        for part, expected in zip(parts, whole, strict=True):
+            assert_all_same(part, expected)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_class_gram_in_chunks_agrees(self, kind, monkeypatch):
+        problem = make_problem(9, 9, kind=kind)
+        whole = evaluate_function("quadratic_form", problem, "torch", STRENGTH)
+        self.limit_memory(monkeypatch, 1)
+        assert_all_same(evaluate_function("quadratic_form", problem, "torch", STRENGTH), whole)
+
+    @pytest.mark.parametrize("classes", [[0, 1, 2, 3, 4, 5, 6], [4, 2, -1, -1], []], ids=str)
+    def test_class_gram_agrees_where_class_numbers_are_not_read(self, classes):
+        """Other devices gather covariances instead of waiting for the numbers of the classes."""
+        problem = make_problem()
+        class_gram = torch_impl_module("class_gram").class_gram
+        arguments = problem.covariance, torch.tensor(classes, dtype=torch.int64), True
+        found = class_gram(problem.weight.as_subclass(Elsewhere), *arguments)
+        for a, b in zip(found, class_gram(problem.weight, *arguments), strict=True):
+            assert_same(a.as_subclass(Tensor), b, 1e-14)
+            assert not b[[y < 0 for y in classes]].any()
+
+    # λ max G of about 500 in float32: outside the exponent range of the separable form
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+    def test_large_strength_is_as_accurate_as_the_reference(self, dtype):
+        problem = make_problem(3, 9, 7, 19, dtype=dtype)
+        options = {"strength": 200.0, "pseudo_labels": problem.pseudo_labels}
+        truth = evaluate_loss(problem.to(torch.float64), "reference", **options)
+        rival = evaluate_loss(problem, "reference", **options)
+        found = evaluate_loss(problem, "torch", **options)
+        if dtype == torch.float64:
+            assert_all_same(found, truth)
+        else:
+            assert_all_within_rule(found, rival, truth, exponent=100 * maximum(quadratic_form(problem, "reference", 0)))
+
+    def test_large_strength_takes_the_direct_form(self, monkeypatch):
+        module = torch_impl_module("log_odds")
+        calls = []
+        original = module._pair_exponents
+        monkeypatch.setattr(module, "_pair_exponents", lambda *args: calls.append(1) or original(*args))
+        problem = make_problem(3, 9, 7, 19, dtype=torch.float32).leaves()
+        problem.loss(impl="torch", strength=200.0).total.backward()
+        assert len(calls) >= 2  # forward and backward
+
+    # the sums of one row underflow in the separable form although λG is small: one logit far above the others
+    def test_dominant_logits_are_as_accurate_as_the_reference(self):
+        problem = make_problem(3, 9, 7, 19, dtype=torch.float32)
+        spread = problem.map(lambda logits: logits * 40, ["labeled_logits", "weak_logits", "strong_logits"])
+        options = {"pseudo_labels": problem.pseudo_labels}
+        truth = evaluate_loss(spread.to(torch.float64), "reference", **options)
+        rival = evaluate_loss(spread, "reference", **options)
+        assert_all_within_rule(evaluate_loss(spread, "torch", **options), rival, truth)
+
+
+LAYOUTS = {
+    "transposed": lambda t: t.transpose(-2, -1).contiguous().transpose(-2, -1) if t.dim() > 1 else t,
+    "strided": lambda t: torch.stack([t, torch.full_like(t, 1)], dim=-1)[..., 0],
+    "offset": lambda t: torch.cat([torch.full_like(t[:1], 1), t])[1:],
+}
+
+
+class TestInputs:
+    @pytest.mark.parametrize("impl", ["torch", "reference"])
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_inputs_are_never_modified(self, impl, kind):
+        problem = make_problem(5, 9, kind=kind).leaves()
+        names = [field.name for field in dataclasses.fields(problem)]
+        before = {name: (getattr(problem, name).detach().clone(), getattr(problem, name)._version) for name in names}
+        options = {name: getattr(problem, name) for name in ("pseudo_labels", "labeled_candidates")}
+        problem.loss(impl=impl, thresholds=problem.class_thresholds, **options).total.backward()
+        for name in FUNCTIONS:
+            result = FUNCTIONS[name][0](problem, impl, STRENGTH)
+            if result.requires_grad:
+                result.sum().backward()
+        plsp_kernels.class_activation_labels(problem.weak_logits, problem.candidates)
+        for name, (value, version) in before.items():
+            assert torch.equal(getattr(problem, name), value), name
+            assert getattr(problem, name)._version == version, name
+
+    def test_upstream_gradients_are_not_modified(self):
+        problem = make_problem(5, 9).leaves()
+        result = log_softmax(problem, "torch", STRENGTH)
+        gradient = upstream(result)
+        copy, version = gradient.clone(), gradient._version
+        result.backward(gradient)
+        assert torch.equal(gradient, copy)
+        assert gradient._version == version
+
+    @pytest.mark.parametrize("shape", [(3, 9, 7, 5), (17, 3, 41, 8)], ids=str)
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    def test_same_input_gives_the_same_bits(self, dtype, shape):
+        problem = make_problem(*shape, dtype=dtype)
+        first, second = (evaluate_loss(problem, "torch") for _ in range(2))
+        for name, value in first.items():
+            assert torch.equal(second[name], value), name
+        for name in FUNCTIONS:
+            first, second = (evaluate_function(name, problem, "torch", STRENGTH) for _ in range(2))
+            assert all(torch.equal(second[key], value) for key, value in first.items()), name
+
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_any_layout_gives_the_same_result(self, kind, layout):
+        problem = make_problem(5, 9, kind=kind)
+        names = [field.name for field in dataclasses.fields(problem)]
+        relaid = problem.map(LAYOUTS[layout], names)
+        assert layout == "offset" or not relaid.weight.is_contiguous()
+        for name in FUNCTIONS:
+            with torch.no_grad():
+                expected, found = (FUNCTIONS[name][0](p, "torch", STRENGTH) for p in (problem, relaid))
+            assert_same(found, expected, 1e-14, name)
+        differentiable = relaid.map(lambda tensor: tensor.detach().requires_grad_(), DIFFERENTIABLE)
+        loss = differentiable.loss(
+            impl="torch", thresholds=relaid.class_thresholds, labeled_candidates=relaid.labeled_candidates
+        )
+        expected = evaluate_loss(
+            problem, "torch", thresholds=problem.class_thresholds, labeled_candidates=problem.labeled_candidates
+        )
+        assert_same(loss.total.detach(), expected["total"], 1e-14)
+        for name, gradient in differentiable.gradients(loss.total).items():
+            assert_same(gradient, expected[f"d total / d {name}"], 1e-14, name)
+
+    def test_expanded_tensors_and_expanded_upstream_gradients_are_served(self):
+        problem = make_problem(6, 6)
+        alike = problem.map(lambda t: t[:1].expand_as(t), ["labeled_logits", "weak_logits", "strong_logits", "weight"])
+        alike = alike.map(lambda t: t[:1].expand_as(t), ["covariance", "labels", "candidates", "pseudo_labels"])
+        copied = alike.map(lambda t: t.contiguous(), [f.name for f in dataclasses.fields(alike)])
+        assert torch.equal(alike.loss(impl="torch").total, copied.loss(impl="torch").total)
+        # sum() hands down an expanded gradient of stride zero
+        leaves = problem.leaves()
+        found = leaves.gradients(log_softmax(leaves, "torch", STRENGTH).sum(), ["weak_logits", "weight"])
+        result = log_softmax(leaves, "torch", STRENGTH)
+        expected = leaves.gradients((result * torch.ones_like(result)).sum(), ["weak_logits", "weight"])
+        assert_all_same(found, expected, 1e-14)
+
+    @pytest.mark.parametrize("impl", ["torch", "reference"])
+    @pytest.mark.parametrize("covariance_dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_covariance_may_have_another_dtype_than_the_weight(self, kind, covariance_dtype, impl):
+        problem = make_problem(5, 9, kind=kind, dtype=torch.float32)
+        mixed = problem.map(lambda t: t.to(covariance_dtype), ["covariance"])
+        same = mixed.map(lambda t: t.float(), ["covariance"])
+        for name in FUNCTIONS:
+            function = FUNCTIONS[name][0]
+            # 8 epsilon: a float64 covariance may lift the reference's computation to float64
+            assert_same(function(mixed, impl, STRENGTH), function(same, impl, STRENGTH), 8 * 1.2e-7, name)
+        assert_same(mixed.loss(impl=impl).total, same.loss(impl=impl).total, 8 * 1.2e-7)
+
+    @pytest.mark.parametrize("impl", ["torch", "reference"])
+    def test_logits_may_have_another_dtype_than_the_weight(self, impl):
+        problem = make_problem(5, 9, dtype=torch.float32)
+        logits = ["labeled_logits", "weak_logits", "strong_logits"]
+        half = problem.map(lambda t: t.bfloat16(), logits).leaves()
+        same = half.map(lambda t: t.detach().float(), logits).leaves()
+        found, expected = half.loss(impl=impl), same.loss(impl=impl)
+        assert torch.equal(found.total, expected.total)
+        gradients = half.gradients(found.total)
+        assert gradients["weak_logits"].dtype == torch.bfloat16
+        assert gradients["weight"].dtype == torch.float32
+        assert torch.equal(gradients["weight"], same.gradients(expected.total)["weight"])
+
+
+class TestEmptyBatches:
+    @pytest.mark.parametrize("with_candidates", [False, True])
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("impl", ["torch", "reference"])
+    @pytest.mark.parametrize("sizes", [(0, 5), (5, 0), (0, 0)], ids=str)
+    def test_empty_batches_give_zero_terms_and_zero_gradients(self, sizes, impl, kind, with_candidates):
+        problem = make_problem(*sizes, kind=kind).leaves()
+        options = {"labeled_candidates": problem.labeled_candidates} if with_candidates else {}
+        loss = problem.loss(impl=impl, thresholds=0.1, **options)
+        zero = {"supervised"} if not sizes[0] else set()
+        zero |= {"consistency"} if not sizes[1] else set()
+        zero |= {"complementary"} if not sizes[1] and not (with_candidates and sizes[0]) else set()
+        zero |= {"total"} if len(zero) == 3 else set()
+        for term in TERMS:
+            assert (float(getattr(loss, term).detach()) == 0) == (term in zero), term
+            for name, gradient in problem.gradients(getattr(loss, term)).items():
+                assert gradient.isfinite().all(), (term, name)
+                assert term not in zero or not gradient.any(), (term, name)
+        assert loss.mask.shape == loss.confidence.shape == (sizes[1],)
+
+    @pytest.mark.parametrize("impl", ["torch", "reference"])
+    def test_functions_take_no_samples(self, impl):
+        problem = make_problem(0, 0).leaves()
+        assert log_softmax(problem, impl, STRENGTH).shape == (0, 7)
+        assert probit(problem, impl, STRENGTH).shape == (0, 7)
+        assert quadratic_form(problem, impl, STRENGTH).shape == (0, 7, 7)
+        assert plsp_kernels.class_activation_labels(problem.weak_logits, problem.candidates).shape == (0,)
+        assert cross_entropy(problem, impl, STRENGTH, "none").shape == (0,)
+        loss = cross_entropy(problem, impl, STRENGTH)
+        assert loss == 0
+        assert not problem.gradients(loss, ["weight"])["weight"].any()
+
+
+class TestImplementations:
+    def test_auto_is_the_closed_form_on_cpu(self):
+        problem = make_problem(dtype=torch.float32)
+        assert torch.equal(problem.loss(impl="auto").total, problem.loss(impl="torch").total)
+        for name in FUNCTIONS:
+            function = FUNCTIONS[name][0]
+            assert torch.equal(function(problem, "auto", STRENGTH), function(problem, "torch", STRENGTH)), name
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_triton_agrees(self, kind):
+        """One tiny case in whatever Triton has: a GPU or the interpreter. The kernels have tests of their own."""
+        pytest.importorskip("triton")
+        pytest.importorskip("plsp_kernels.triton_impl", exc_type=ImportError)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        problem = make_problem(2, 3, 5, 4, kind=kind, dtype=torch.float32)
+        options = loss_options(problem)
+        truth = evaluate_loss(problem.to(torch.float64), "reference", **options)
+        rival = evaluate_loss(problem, "reference", **options)
+        placed = problem.map(lambda t: t.to(device), [f.name for f in dataclasses.fields(problem)])
+        found = evaluate_loss(placed, "triton", **{**options, "pseudo_labels": placed.pseudo_labels})
+        assert_all_within_rule({name: value.cpu() for name, value in found.items()}, rival, truth)
+        for name in FUNCTIONS:
+            truth = evaluate_function(name, problem.to(torch.float64), "reference", STRENGTH)
+            rival = evaluate_function(name, problem, "reference", STRENGTH)
+            found = evaluate_function(name, placed, "triton", STRENGTH)
+            assert_all_within_rule({key: value.cpu() for key, value in found.items()}, rival, truth)

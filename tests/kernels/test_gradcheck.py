@@ -1,0 +1,155 @@
+"""Gradients against finite differences in float64, for the closed form and for the reference itself."""
+
+import pytest
+import torch
+from cases import DIFFERENTIABLE, KINDS, STRENGTH, TERMS, clear_threshold, make_problem, torch_impl_module
+
+import plsp_kernels
+from plsp_kernels import reference
+
+IMPLEMENTATIONS = ("torch", "reference")
+
+
+@pytest.mark.parametrize("strength", [0.0, STRENGTH, 4.0])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+class TestFunctions:
+    def test_log_softmax(self, impl, kind, strength):
+        problem = make_problem(3, 4, 5, 3, kind=kind).leaves()
+
+        def function(logits, weight):
+            return plsp_kernels.semantic_log_softmax(
+                logits, weight, problem.covariance, problem.pseudo_labels, strength=strength, impl=impl
+            )
+
+        assert torch.autograd.gradcheck(function, (problem.weak_logits, problem.weight))
+
+    @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+    def test_cross_entropy(self, impl, kind, strength, reduction):
+        problem = make_problem(4, 1, 5, 3, kind=kind).leaves()
+
+        def function(logits, weight):
+            return plsp_kernels.semantic_cross_entropy(
+                logits, weight, problem.covariance, problem.labels, strength=strength, reduction=reduction, impl=impl
+            )
+
+        assert torch.autograd.gradcheck(function, (problem.labeled_logits, problem.weight))
+
+
+@pytest.mark.parametrize("classes", [None, torch.tensor([2, 0, 2])], ids=["all classes", "some classes"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_quadratic_form(impl, kind, classes):
+    problem = make_problem(0, 0, 4, 3, kind=kind).leaves()
+
+    def function(weight):
+        return plsp_kernels.pairwise_quadratic_form(weight, problem.covariance, classes, impl=impl)
+
+    assert torch.autograd.gradcheck(function, (problem.weight,))
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["separable form", "direct form"])
+def test_log_softmax_in_both_inner_forms(direct, monkeypatch):
+    if direct:
+        monkeypatch.setattr(torch_impl_module("log_odds")._Separable, "of", staticmethod(lambda *args: None))
+    problem = make_problem(3, 4, 5, 3).leaves()
+
+    def function(logits, weight):
+        return plsp_kernels.semantic_log_softmax(
+            logits, weight, problem.covariance, problem.pseudo_labels, strength=STRENGTH, impl="torch"
+        )
+
+    assert torch.autograd.gradcheck(function, (problem.weak_logits, problem.weight))
+
+
+@pytest.mark.parametrize("term", TERMS)
+@pytest.mark.parametrize("with_candidates", [False, True], ids=["", "labelled candidates"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_loss(impl, kind, with_candidates, term, monkeypatch):
+    """With the pseudo-targets frozen: they depend on weak logits and weight, but no gradient flows through them."""
+    problem = make_problem(3, 5, 5, 3, kind=kind, seed=4).leaves()
+    targets = plsp_kernels.probit_probabilities(
+        problem.weak_logits, problem.weight, problem.covariance, problem.pseudo_labels, strength=STRENGTH
+    )
+    for module in (reference, torch_impl_module("upper_bound")):
+        monkeypatch.setattr(module, "probit_probabilities", lambda *args, **options: targets.clone())
+    options = {"pseudo_labels": problem.pseudo_labels, "thresholds": clear_threshold(targets.max(1).values)}
+    if with_candidates:
+        options["labeled_candidates"] = problem.labeled_candidates
+    mask = problem.loss(impl=impl, **options).mask
+    assert mask.any()
+    assert not mask.all()
+
+    def function(labeled, weak, strong, weight):
+        loss = plsp_kernels.semantic_upper_bound_loss(
+            labeled,
+            weak,
+            strong,
+            weight,
+            problem.covariance,
+            problem.labels,
+            problem.candidates,
+            strength=STRENGTH,
+            ss_weight=0.7,
+            impl=impl,
+            **options,
+        )
+        return getattr(loss, term)
+
+    assert torch.autograd.gradcheck(function, tuple(getattr(problem, name) for name in DIFFERENTIABLE))
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_no_gradient_flows_through_the_pseudo_targets(impl):
+    """The consistency term gives the weak logits none, although its value depends on them."""
+    problem = make_problem(3, 5, seed=1).leaves()
+    loss = problem.loss(impl=impl, thresholds=0)
+    assert loss.mask.any()
+    assert not problem.gradients(loss.consistency)["weak_logits"].any()
+    moved = problem.map(lambda t: 1.1 * t, ["weak_logits"])
+    options = {"thresholds": 0, "pseudo_labels": loss.pseudo_labels}
+    assert moved.loss(impl=impl, **options).consistency != problem.loss(impl=impl, **options).consistency
+
+
+def _scalars(problem):
+    loss = problem.loss(impl="torch")
+    samples = problem.weight, problem.covariance, problem.pseudo_labels
+    return {
+        "loss": loss.total,
+        "log_softmax": plsp_kernels.semantic_log_softmax(
+            problem.weak_logits, *samples, strength=STRENGTH, impl="torch"
+        ).square().sum(),
+        "cross_entropy": plsp_kernels.semantic_cross_entropy(
+            problem.weak_logits, *samples, strength=STRENGTH, impl="torch"
+        ).square(),
+        "quadratic_form": plsp_kernels.pairwise_quadratic_form(*samples[:2], impl="torch").square().sum(),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["loss", "log_softmax", "cross_entropy", "quadratic_form"])
+@pytest.mark.parametrize("with_respect_to", ["weak_logits", "weight"])
+def test_double_backward_is_refused(name, with_respect_to):
+    """Also where the loss itself is part of what is differentiated, so that something is left to flow back."""
+    if (name, with_respect_to) == ("quadratic_form", "weak_logits"):
+        pytest.skip("the quadratic form does not depend on logits")
+    problem = make_problem(3, 5).leaves([with_respect_to])
+    scalar = _scalars(problem)[name]
+
+    def penalise():
+        (gradient,) = torch.autograd.grad(scalar, getattr(problem, with_respect_to), create_graph=True)
+        (scalar + gradient.square().sum()).backward()
+
+    with pytest.raises(RuntimeError, match=r"(?i)twice|second derivative|double backward"):
+        penalise()
+
+
+def test_reference_offers_second_derivatives():
+    problem = make_problem(2, 2, 3, 2).leaves()
+
+    def function(logits, weight):
+        return plsp_kernels.semantic_log_softmax(
+            logits, weight, problem.covariance, problem.pseudo_labels, strength=STRENGTH, impl="reference"
+        )
+
+    assert torch.autograd.gradgradcheck(function, (problem.weak_logits, problem.weight))

@@ -1,0 +1,457 @@
+"""The state modules: running class statistics, curriculum thresholds, and the loss that ties them together."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from cases import KINDS, STRENGTH, TERMS, Elsewhere, assert_same, make_problem, torch_impl_module
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import plsp_kernels
+from plsp_kernels import CurriculumThreshold, SemanticCovariance, SemanticUpperBoundLoss, reference
+
+EPS = torch.finfo(torch.float32).eps
+
+
+def normal(*size, seed=0):
+    return torch.randn(*size, generator=torch.Generator().manual_seed(seed))
+
+
+def integers(limit, count, seed=0):
+    return torch.randint(limit, (count,), generator=torch.Generator().manual_seed(seed))
+
+
+def assert_equal_states(a, b):
+    for (name, found), expected in zip(a.named_buffers(), b.buffers(), strict=True):
+        assert torch.equal(found, expected), name
+
+
+class Device(SemanticCovariance):
+    """Takes the way of the other devices: covariances in one batched product instead of class by class."""
+
+    @torch.no_grad()
+    def update(self, features, labels):
+        statistics = self.covariance.as_subclass(Elsewhere), self.mean, self.count
+        torch_impl_module("covariance_update").covariance_update(*statistics, features, labels)
+
+
+# float32 statistics of standard normal data: a handful of roundings per update, whose errors mostly average out
+TOLERANCE = 16 * EPS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("module", [SemanticCovariance, Device], ids=["CPU", "device"])
+class TestSemanticCovariance:
+    def filled(self, module, kind, num_batches=4, size=30, num_classes=5, num_features=4):
+        """Statistics of some batches, and the batches. The last class never occurs."""
+        statistics = module(num_classes, num_features, kind)
+        batches = [
+            (normal(size, num_features, seed=i) + 2, integers(num_classes - 1, size, seed=i))
+            for i in range(num_batches)
+        ]
+        for features, labels in batches:
+            statistics.update(features, labels)
+        return statistics, torch.cat([f for f, _ in batches]), torch.cat([y for _, y in batches])
+
+    def test_follows_equation_17(self, module, kind):
+        statistics = module(5, 4, kind)
+        state = statistics.covariance.double(), statistics.mean.double(), statistics.count.clone()
+        for seed in range(6):
+            features, labels = normal(9, 4, seed=seed), integers(5, 9, seed=seed)
+            statistics.update(features, labels)
+            state = reference.update_covariance(*state, features.double(), labels)
+            assert_same(statistics.covariance, state[0], TOLERANCE)
+            assert_same(statistics.mean, state[1], TOLERANCE)
+            assert torch.equal(statistics.count, state[2])
+
+    def test_is_the_population_covariance_of_all_data(self, module, kind):
+        statistics, features, labels = self.filled(module, kind)
+        for y in range(4):
+            members = features[labels == y].double().numpy()
+            expected = np.cov(members, rowvar=False, bias=True)
+            expected = torch.from_numpy(expected if kind == "full" else np.diag(expected).copy())
+            assert_same(statistics.covariance[y], expected, TOLERANCE)
+            assert_same(statistics.mean[y], torch.from_numpy(members.mean(0)), TOLERANCE)
+            assert statistics.count[y] == len(members)
+
+    def test_unseen_classes_stay_zero(self, module, kind):
+        statistics, _, _ = self.filled(module, kind)
+        for buffer in statistics.buffers():
+            assert not buffer[4].any()
+            assert buffer[:4].any()
+
+    @pytest.mark.parametrize(
+        "sizes", [[120], [1] * 120, [7] * 17 + [1], [60, 1, 59]], ids=lambda s: f"{len(s)} batches"
+    )
+    def test_any_split_into_batches_gives_the_same_statistics(self, module, kind, sizes):
+        whole, features, labels = self.filled(module, kind)
+        split = module(5, 4, kind)
+        for part_features, part_labels in zip(features.split(sizes), labels.split(sizes), strict=True):
+            split.update(part_features, part_labels)
+        assert torch.equal(split.count, whole.count)
+        assert_same(split.mean, whole.mean, TOLERANCE)
+        assert_same(split.covariance, whole.covariance, TOLERANCE)
+
+    def test_order_within_a_batch_does_not_matter(self, module, kind):
+        features, labels, order = normal(30, 4), integers(5, 30), torch.randperm(30)
+        a, b = module(5, 4, kind), module(5, 4, kind)
+        a.update(features, labels)
+        b.update(features[order], labels[order])
+        assert_same(b.covariance, a.covariance, TOLERANCE)
+
+    def test_only_classes_of_the_batch_change(self, module, kind):
+        statistics, _, _ = self.filled(module, kind)
+        before = copy.deepcopy(statistics)
+        statistics.update(normal(6, 4), torch.tensor([1, 3, 1, 1, 3, 3]))
+        for name, buffer in statistics.named_buffers():
+            old = before.get_buffer(name)
+            for y in (0, 2, 4):
+                assert torch.equal(buffer[y], old[y]), (name, y)
+            for y in (1, 3):
+                assert not torch.equal(buffer[y], old[y]), (name, y)
+
+    def test_equal_samples_have_no_covariance(self, module, kind):
+        statistics = module(3, 4, kind)
+        sample = torch.tensor([[0.5, -1.25, 2.0, 8.0]])
+        for _ in range(5):
+            statistics.update(sample.repeat(4, 1), torch.ones(4, dtype=torch.int64))
+        assert not statistics.covariance.any()
+        assert torch.equal(statistics.mean[1], sample[0])
+        assert statistics.count.tolist() == [0, 20, 0]
+
+    def test_empty_batch_changes_nothing(self, module, kind):
+        statistics, _, _ = self.filled(module, kind)
+        before = copy.deepcopy(statistics)
+        statistics.update(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
+        assert_equal_states(statistics, before)
+
+    def test_far_from_the_origin_is_as_accurate_as_near(self, module, kind):
+        """Means of 1000: differences are taken before squares, so the error is that of the differences."""
+        near, far = module(2, 3, kind), module(2, 3, kind)
+        for seed in range(5):
+            features = normal(20, 3, seed=seed).mul(64).round() / 64  # exact also after the shift
+            near.update(features, torch.zeros(20, dtype=torch.int64))
+            far.update(features + 1024, torch.zeros(20, dtype=torch.int64))
+        assert_same(far.covariance, near.covariance, 1024 * 4 * EPS)
+
+
+# float32 rounding of a positive semi-definite matrix of size one moves its eigenvalues by a few epsilon per dimension
+@pytest.mark.parametrize("kind", KINDS)
+def test_stays_symmetric_and_positive_semi_definite_after_100_000_updates(kind):
+    num_classes, num_features = 2, 4
+    statistics = SemanticCovariance(num_classes, num_features, kind)
+    # correlated in all but one direction: the smallest eigenvalue is zero, where rounding would show
+    directions = normal(num_features - 1, num_features, seed=1)
+    features = normal(50, num_features - 1) @ directions
+    labels = integers(num_classes, 50)
+    batches = list(zip(features.split(1), labels.split(1), strict=True))
+    state = tuple(statistics.buffers())
+    update = torch_impl_module("covariance_update").covariance_update  # update() without its checks, for time's sake
+    for _ in range(100_000 // len(batches)):
+        for one_feature, one_label in batches:
+            update(*state, one_feature, one_label)
+    assert int(statistics.count.sum()) == 100_000
+    for y in range(num_classes):
+        members = features[labels == y].double()
+        expected = torch.from_numpy(np.cov(members.numpy(), rowvar=False, bias=True))
+        found = statistics.covariance[y].double()
+        scale = float(expected.diag().max())
+        if kind == "full":
+            assert (found - found.T).abs().max() <= 4 * EPS * scale
+            assert torch.linalg.eigvalsh((found + found.T) / 2).min() >= -4 * num_features * EPS * scale
+        else:
+            assert (found >= 0).all()
+            expected = expected.diag()
+        # 100,000 roundings of half an epsilon that point anywhere: some hundreds of epsilon at worst
+        assert (found - expected).abs().max() <= 300 * EPS * scale
+
+
+@pytest.mark.parametrize("kind", KINDS)
+class TestCovarianceState:
+    def test_state_dict_continues_bit_by_bit(self, kind):
+        original = SemanticCovariance(5, 4, kind)
+        original.update(normal(20, 4), integers(5, 20))
+        restored = SemanticCovariance(5, 4, kind)
+        restored.load_state_dict(original.state_dict())
+        assert_equal_states(restored, original)
+        for statistics in (original, restored):
+            statistics.update(normal(20, 4, seed=1), integers(5, 20, seed=1))
+        assert_equal_states(restored, original)
+
+    def test_reset_forgets_everything(self, kind):
+        statistics = SemanticCovariance(5, 4, kind)
+        statistics.update(normal(20, 4), integers(5, 20))
+        statistics.reset()
+        assert_equal_states(statistics, SemanticCovariance(5, 4, kind))
+        assert not any(buffer.any() for buffer in statistics.buffers())
+
+    def test_shapes_and_dtypes(self, kind):
+        statistics = SemanticCovariance(5, 4, kind)
+        assert statistics.covariance.shape == ((5, 4, 4) if kind == "full" else (5, 4))
+        assert (statistics.mean.shape, statistics.count.shape) == ((5, 4), (5,))
+        assert statistics.covariance.dtype == statistics.mean.dtype == torch.float32
+        assert kind in repr(statistics)
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+    def test_features_of_any_dtype_are_accumulated_in_float32(self, kind, dtype):
+        features = normal(20, 4).to(dtype)
+        cast, plain = SemanticCovariance(5, 4, kind), SemanticCovariance(5, 4, kind)
+        cast.update(features, integers(5, 20))
+        plain.update(features.float(), integers(5, 20))
+        assert_equal_states(cast, plain)
+
+    def test_features_with_gradients_leave_no_graph(self, kind):
+        statistics = SemanticCovariance(5, 4, kind)
+        statistics.update(normal(20, 4).requires_grad_(), integers(5, 20))
+        assert not any(buffer.requires_grad for buffer in statistics.buffers())
+
+    def test_inputs_are_not_modified(self, kind):
+        features, labels = normal(20, 4), integers(5, 20)
+        SemanticCovariance(5, 4, kind).update(features, labels)
+        assert torch.equal(features, normal(20, 4))
+        assert torch.equal(labels, integers(5, 20))
+
+    def test_double_precision_module_keeps_double_precision(self, kind):
+        statistics = SemanticCovariance(5, 4, kind).double()
+        features = normal(20, 4).double()
+        statistics.update(features, torch.zeros(20, dtype=torch.int64))
+        expected = torch.from_numpy(np.cov(features.numpy(), rowvar=False, bias=True))
+        assert_same(statistics.covariance[0], expected if kind == "full" else expected.diag(), 1e-14)
+
+
+class Touched(TorchDispatchMode):
+    """The most elements that an operator reads or writes; views touch none, indexing touches what it selects."""
+
+    def __init__(self):
+        super().__init__()
+        self.largest, self.operator = 0, None
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+        if is_view:
+            return result
+        tensors = [t for t in (*args, result) if isinstance(t, torch.Tensor)]
+        if func._opname in ("index", "index_select", "index_add_", "index_copy_"):
+            tensors = tensors[1:-1] if func._opname.endswith("_") else [result]
+        size = max((t.numel() for t in tensors), default=0)
+        if size > self.largest:
+            self.largest, self.operator = size, func
+        return result
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["CPU", "device"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_update_touches_the_classes_of_the_batch_only(kind, elsewhere):
+    num_classes, num_features, size = 50, 16, 3
+    statistics = SemanticCovariance(num_classes, num_features, kind)
+    covariance = statistics.covariance.as_subclass(Elsewhere) if elsewhere else statistics.covariance
+    update = torch_impl_module("covariance_update").covariance_update
+    features, labels = normal(size, num_features), torch.tensor([4, 30, 4])
+    with Touched() as touched:
+        update(covariance, statistics.mean, statistics.count, features, labels)
+    assert touched.largest <= size * statistics.covariance[0].numel(), touched.operator
+    assert touched.largest >= num_features
+
+
+# --- CurriculumThreshold -------------------------------------------------------------------------------------------
+
+
+class NaiveCurriculum:
+    """Recounts everything every time."""
+
+    def __init__(self, num_classes, threshold, mapping):
+        self.memory, self.num_classes, self.threshold, self.mapping = {}, num_classes, threshold, mapping
+
+    def update(self, index, prediction, selected):
+        for i, y, take in zip(index.tolist(), prediction.tolist(), selected.tolist(), strict=True):
+            if take:
+                self.memory[i] = y
+
+    @property
+    def counts(self):
+        return [list(self.memory.values()).count(y) for y in range(self.num_classes)]
+
+    @property
+    def thresholds(self):
+        largest = max(max(self.counts), 1)
+        progress = [count / largest for count in self.counts]
+        if self.mapping == "convex":
+            progress = [eta / (2 - eta) for eta in progress]
+        return torch.tensor([self.threshold * eta for eta in progress])
+
+
+@pytest.mark.parametrize("mapping", ["linear", "convex"])
+class TestCurriculumThreshold:
+    @pytest.mark.parametrize("seed", range(5))
+    def test_equals_a_naive_recount(self, mapping, seed):
+        """Random batches, in which instances repeat: 12 entries of 20 instances."""
+        curriculum = CurriculumThreshold(20, 4, 0.75, mapping)
+        naive = NaiveCurriculum(4, 0.75, mapping)
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(40):
+            size = int(torch.randint(0, 13, (), generator=generator))
+            index = torch.randint(20, (size,), generator=generator)
+            prediction = torch.randint(4, (size,), generator=generator)
+            selected = torch.rand(size, generator=generator) < 0.4
+            curriculum.update(index, prediction, selected)
+            naive.update(index, prediction, selected)
+            assert curriculum.count[:4].tolist() == naive.counts
+            torch.testing.assert_close(curriculum.thresholds, naive.thresholds, rtol=4 * EPS, atol=0)
+
+    def test_the_last_selected_occurrence_of_an_instance_counts(self, mapping):
+        curriculum = CurriculumThreshold(5, 4, mapping=mapping)
+        index = torch.tensor([2, 2, 0, 2])
+        curriculum.update(index, torch.tensor([1, 3, 0, 0]), torch.tensor([True, True, True, False]))
+        assert curriculum.count[:4].tolist() == [1, 0, 0, 1]
+        curriculum.update(index, torch.tensor([2, 2, 1, 1]), torch.tensor([False, False, False, True]))
+        assert curriculum.count[:4].tolist() == [1, 1, 0, 0]
+
+    def test_thresholds_are_zero_before_the_first_selection(self, mapping):
+        curriculum = CurriculumThreshold(5, 4, mapping=mapping)
+        assert torch.equal(curriculum.thresholds, torch.zeros(4))
+        curriculum.update(torch.arange(5), torch.zeros(5, dtype=torch.int64), torch.zeros(5, dtype=torch.bool))
+        assert torch.equal(curriculum.thresholds, torch.zeros(4))
+
+    def test_mapping(self, mapping):
+        curriculum = CurriculumThreshold(10, 3, 0.8, mapping)
+        prediction = torch.tensor([0, 0, 0, 0, 1, 1])
+        curriculum.update(torch.arange(6), prediction, torch.ones(6, dtype=torch.bool))
+        half = 0.5 if mapping == "linear" else 1 / 3
+        torch.testing.assert_close(curriculum.thresholds, torch.tensor([0.8, 0.8 * half, 0.0]))
+
+    def test_state_dict_continues(self, mapping):
+        original = CurriculumThreshold(20, 4, mapping=mapping)
+        original.update(torch.arange(10), integers(4, 10), torch.ones(10, dtype=torch.bool))
+        restored = CurriculumThreshold(20, 4, mapping=mapping)
+        restored.load_state_dict(original.state_dict())
+        assert torch.equal(restored.thresholds, original.thresholds)
+        for curriculum in (original, restored):
+            curriculum.update(torch.arange(5, 15), integers(4, 10, seed=1), torch.ones(10, dtype=torch.bool))
+        assert_equal_states(restored, original)
+
+    def test_reset_forgets_everything(self, mapping):
+        curriculum = CurriculumThreshold(20, 4, mapping=mapping)
+        curriculum.update(torch.arange(10), integers(4, 10), torch.ones(10, dtype=torch.bool))
+        assert curriculum.thresholds.any()
+        curriculum.reset()
+        assert_equal_states(curriculum, CurriculumThreshold(20, 4, mapping=mapping))
+
+    def test_update_touches_no_more_than_the_batch(self, mapping):
+        curriculum = CurriculumThreshold(1000, 4, mapping=mapping)
+        index, prediction = torch.tensor([3, 998, 3]), torch.tensor([0, 1, 2])
+        with Touched() as touched:
+            curriculum.update(index, prediction, torch.ones(3, dtype=torch.bool))
+        assert 3 <= touched.largest <= 5, touched.operator
+
+    def test_repr_names_the_mapping(self, mapping):
+        assert mapping in repr(CurriculumThreshold(20, 4, mapping=mapping))
+
+
+# --- SemanticUpperBoundLoss ----------------------------------------------------------------------------------------
+
+
+def step_inputs(seed):
+    problem = make_problem(6, 9, 5, 4, dtype=torch.float32, seed=seed)
+    arguments = (
+        problem.labeled_logits,
+        problem.weak_logits,
+        problem.strong_logits,
+        problem.weight,
+        problem.labels,
+        problem.candidates,
+    )
+    options = {"labeled_features": normal(6, 4, seed=seed), "index": integers(30, 9, seed=seed), "strength": STRENGTH}
+    return problem, arguments, options
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mapping", ["linear", "convex"])
+class TestSemanticUpperBoundLoss:
+    def make(self, kind, mapping, **options):
+        return SemanticUpperBoundLoss(30, 5, 4, covariance=kind, mapping=mapping, threshold=0.6, **options)
+
+    @pytest.mark.parametrize("inside", [True, False], ids=["argmax in candidates", "argmax anywhere"])
+    def test_equals_the_manual_composition(self, kind, mapping, inside):
+        criterion = self.make(kind, mapping, argmax_in_candidates=inside, beta=0.7)
+        statistics, curriculum = SemanticCovariance(5, 4, kind), CurriculumThreshold(30, 5, 0.6, mapping)
+        selections = 0
+        for seed in range(5):
+            problem, arguments, options = step_inputs(seed)
+            extra = {"ss_weight": 0.3, "labeled_candidates": problem.labeled_candidates}
+            found = criterion(*arguments, **options, **extra)
+            statistics.update(options["labeled_features"], problem.labels)
+            expected = plsp_kernels.semantic_upper_bound_loss(
+                *arguments[:4],
+                statistics.covariance,
+                *arguments[4:],
+                strength=STRENGTH,
+                thresholds=curriculum.thresholds,
+                beta=0.7,
+                argmax_in_candidates=inside,
+                **extra,
+            )
+            # counted by the largest threshold τ0, not by the one of the class
+            selected = expected.confidence >= 0.6
+            if inside:
+                selected &= problem.candidates.gather(1, expected.prediction[:, None])[:, 0]
+            curriculum.update(options["index"], expected.prediction, selected)
+            selections += int(selected.sum())
+            for name, value in expected._asdict().items():
+                assert torch.equal(getattr(found, name), value), name
+        assert selections
+        assert_equal_states(criterion.covariance, statistics)
+        assert_equal_states(criterion.curriculum, curriculum)
+
+    def test_evaluation_changes_no_state(self, kind, mapping):
+        criterion = self.make(kind, mapping)
+        _, arguments, options = step_inputs(0)
+        criterion(*arguments, **options)
+        before = copy.deepcopy(criterion.state_dict())
+        criterion.eval()
+        _, arguments, options = step_inputs(1)
+        first, second = criterion(*arguments, **options), criterion(*arguments, **options)
+        assert all(torch.equal(getattr(first, term), getattr(second, term)) for term in TERMS)
+        assert all(torch.equal(value, before[name]) for name, value in criterion.state_dict().items())
+        criterion.train()
+        criterion(*arguments, **options)
+        assert not torch.equal(criterion.state_dict()["covariance.count"], before["covariance.count"])
+
+    def test_state_dict_continues_bit_by_bit(self, kind, mapping):
+        original, restored = self.make(kind, mapping), self.make(kind, mapping)
+        for seed in range(2):
+            _, arguments, options = step_inputs(seed)
+            original(*arguments, **options)
+        restored.load_state_dict(copy.deepcopy(original.state_dict()))
+        _, arguments, options = step_inputs(2)
+        found, expected = restored(*arguments, **options), original(*arguments, **options)
+        assert torch.equal(found.total, expected.total)
+        assert_equal_states(restored, original)
+
+    def test_gradients_reach_logits_and_weight_but_not_the_features(self, kind, mapping):
+        criterion = self.make(kind, mapping)
+        _, arguments, options = step_inputs(0)
+        for tensor in (*arguments[:4], options["labeled_features"]):
+            tensor.requires_grad_()
+        # twice: the second backward sees statistics that the second call wrote to
+        for _ in range(2):
+            criterion(*arguments, **options).total.backward()
+        assert all(tensor.grad.any() for tensor in arguments[:4])
+        assert options["labeled_features"].grad is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("impl", ["torch", "reference"])
+def test_backward_may_follow_a_later_update(kind, impl):
+    """As where the statistics are updated between forward and backward, or two steps share one backward."""
+    gradients = []
+    for interfere in (False, True):
+        problem = make_problem(6, 9, 5, 4, dtype=torch.float32).leaves()
+        statistics = SemanticCovariance(5, 4, kind)
+        statistics.update(normal(20, 4), integers(5, 20))
+        loss = problem.map(lambda _, s=statistics: s.covariance, ["covariance"]).loss(impl=impl)
+        if interfere:
+            statistics.update(10 * normal(20, 4, seed=1), integers(5, 20, seed=1))
+        gradients.append(problem.gradients(loss.total)["weight"])
+    assert torch.equal(*gradients)
