@@ -125,7 +125,7 @@ def semantic_upper_bound_loss(
         candidates,
         labeled_candidates,
         thresholds,
-        strength,
+        _as_tensor(strength),
         beta,
         argmax_in_candidates,
         impl,
@@ -147,7 +147,7 @@ def semantic_log_softmax(
         result = _reference(reference.semantic_log_softmax, logits, weight, covariance, classes, strength=strength)
         return result.to(logits.dtype)
     rows, gram, slots = _prepare(logits, weight, covariance, classes, impl)
-    return F.logsigmoid(ops.LogOdds.apply(rows, gram, slots, strength, impl)).to(logits.dtype)
+    return F.logsigmoid(ops.LogOdds.apply(rows, gram, slots, _as_tensor(strength), impl)).to(logits.dtype)
 
 
 def semantic_cross_entropy(
@@ -178,7 +178,7 @@ def semantic_cross_entropy(
             reduction=reduction,
         )
     rows, gram, slots = _prepare(logits, weight, covariance, labels, impl)
-    losses = -F.logsigmoid(ops.TargetLogOdds.apply(rows, gram, slots, labels, strength, impl))
+    losses = -F.logsigmoid(ops.TargetLogOdds.apply(rows, gram, slots, labels, _as_tensor(strength), impl))
     if reduction == "none":
         return losses
     return losses.sum() if reduction == "sum" else losses.sum() / max(losses.shape[0], 1)
@@ -207,7 +207,7 @@ def probit_probabilities(
         )
         return result.to(logits.dtype)
     rows, gram, slots = _prepare(logits, weight, covariance, classes, impl)
-    return ops.probit_probabilities(rows, gram, slots, strength, beta, impl).to(logits.dtype)
+    return ops.probit_probabilities(rows, gram, slots, _as_tensor(strength), beta, impl).to(logits.dtype)
 
 
 def pairwise_quadratic_form(
@@ -259,6 +259,14 @@ def _compute_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors in float64 if one of them is, in float32 otherwise."""
     double = any(tensor.dtype == torch.float64 for tensor in tensors)
     return tuple(tensor.to(torch.float64 if double else torch.float32) for tensor in tensors)
+
+
+def _as_tensor(strength: float) -> Tensor:
+    """How the operators take it, see ops/library.py. On the CPU, where reading it makes no device wait.
+
+    A product, because that is what torch.compile can keep for any value of a Python number.
+    """
+    return torch.ones((), dtype=torch.float64, device="cpu") * strength
 
 
 def _class_gram(weight: Tensor, covariance: Tensor, classes: Tensor, impl: str) -> Tensor:

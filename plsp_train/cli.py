@@ -8,12 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from plsp_train.config import FREE_ON_RESUME, Config, build_config, read_config_file
+from plsp_train.checkpoint import write_json
+from plsp_train.config import FREE_ON_RESUME, PRESETS, Config, build_config, read_config_file
+from plsp_train.data import REAL_PARTIAL_LABEL_SETS, ambiguity_summary, load_dataset
+from plsp_train.engine import Engine, NonFiniteLoss, StopRun, draw_candidates, pick_device
+from plsp_train.report import Reporter
 
 _GROUPS = {
     "data": "data and its ambiguity",
     "method": "method",
-    "training": "training (defaults: the preset of the data set)",
+    "training": "training",
     "execution": "execution and output",
 }
 _EPILOG = """examples:
@@ -45,6 +49,10 @@ def build_parser() -> argparse.ArgumentParser:
 def _add_setting(group: Any, setting: "dataclasses.Field[Any]") -> None:
     flag = "--" + setting.name.replace("_", "-")
     help = setting.metadata["help"]
+    if any(setting.name in preset for preset in PRESETS.values()):
+        help += " (default: by data set)"
+    elif setting.default != "":
+        help += f" (default: {setting.default})"
     # argparse.SUPPRESS: only what was typed is taken, so that presets and files can speak first.
     if isinstance(setting.default, bool):
         group.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=help)
@@ -53,7 +61,7 @@ def _add_setting(group: Any, setting: "dataclasses.Field[Any]") -> None:
     if setting.metadata["choices"]:
         options["choices"] = setting.metadata["choices"]
     else:
-        options["metavar"] = type(setting.default).__name__.upper()
+        options["metavar"] = {int: "N", float: "X"}.get(type(setting.default), setting.name.upper())
     group.add_argument(flag, help=help, **options)
 
 
@@ -75,12 +83,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(given: dict[str, Any], resume: bool, profile: bool) -> int:
-    # Imported here: help and errors in the settings should not wait for torch and scikit-learn to load.
-    from plsp_train.checkpoint import write_json
-    from plsp_train.data import ambiguity_summary, load_dataset
-    from plsp_train.engine import Engine, NonFiniteLoss, StopRun, draw_candidates, pick_device
-    from plsp_train.report import Reporter
-
     config = _resumed_config(given) if resume else build_config(given)
     pick_device(config.device)
     data = load_dataset(config.dataset, config.data_root, download=config.download, recipe=config.recipe)
@@ -138,8 +140,8 @@ def _resumed_config(given: dict[str, Any]) -> Config:
 
 def _free_folder(config: Config) -> Path:
     """runs/<name>, or runs/<name>-2 and so on if there already is such a run."""
-    ambiguity = f"{config.candidates}{config.flip_probability:g}" if config.candidates != "uss" else "uss"
-    name = f"{config.dataset}-{ambiguity}-seed{config.seed}"
+    drawn = f"-{config.candidates}{config.flip_probability:g}" if config.candidates != "uss" else "-uss"
+    name = f"{config.dataset}{'' if config.dataset in REAL_PARTIAL_LABEL_SETS else drawn}-seed{config.seed}"
     folder, number = Path("runs") / name, 2
     while folder.exists():
         folder, number = Path("runs") / f"{name}-{number}", number + 1

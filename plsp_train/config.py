@@ -54,7 +54,9 @@ class Config:
     amp: str = _setting("off", "execution", "automatic mixed precision", ("off", "bf16", "fp16"))
     compile: bool = _setting(False, "execution", "compile the network with torch.compile")
     impl: str = _setting("auto", "execution", "implementation of the loss", ("auto", "triton", "torch", "reference"))
-    out: str = _setting("", "execution", "folder of the run (default: runs/<data set>-<candidates>-seed<seed>)")
+    out: str = _setting(
+        "", "execution", "folder of the run (default: a fresh one, runs/<data set>-<candidates>-seed<seed>)"
+    )
     tensorboard: bool = _setting(False, "execution", "also write TensorBoard logs")
 
     def __post_init__(self) -> None:

@@ -1,8 +1,11 @@
 """How every operator of the namespace is registered.
 
 An operator's last argument, `str impl`, names the implementation ("torch" or "triton"), and its Python function there
-has the operator's own name. Autograd lives outside, in `autograd.Function`s: that is the cheapest call in eager mode,
-and `torch.compile` traces through it.
+has the operator's own name. The strength λ, which grows during training, is a 0-d tensor on the CPU to the operator and
+a number to its implementation: `torch.compile` would make a new graph for every value of a number.
+
+Autograd lives outside, in `autograd.Function`s: that is the cheapest call in eager mode, and `torch.compile` traces
+through it.
 """
 
 import functools
@@ -41,7 +44,9 @@ def define_operator(schema: str, fake: Callable[..., Any]) -> Callable[..., Any]
     name = schema.partition("(")[0]
 
     def kernel(*args: Any) -> Any:
-        return without_autocast(_implementation(args[-1], name), *args[:-1])
+        first, *others = args[:-1]
+        others = [arg.item() if isinstance(arg, Tensor) and arg.dim() == 0 else arg for arg in others]
+        return without_autocast(_implementation(args[-1], name), first, *others)
 
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")

@@ -8,7 +8,7 @@ from torch import Tensor
 from plsp_kernels.ops.library import define_operator, first_order_only
 
 
-def _fake_log_odds(logits: Tensor, gram: Tensor, slots: Tensor, strength: float, impl: str) -> Tensor:
+def _fake_log_odds(logits: Tensor, gram: Tensor, slots: Tensor, strength: Tensor, impl: str) -> Tensor:
     return torch.empty_like(logits, memory_format=torch.contiguous_format)
 
 
@@ -25,7 +25,7 @@ def _fake_log_odds_backward(
     odds: Tensor,
     gram: Tensor,
     slots: Tensor,
-    strength: float,
+    strength: Tensor,
     need_logits: bool,
     need_gram: bool,
     impl: str,
@@ -34,7 +34,7 @@ def _fake_log_odds_backward(
 
 
 def _fake_target_log_odds(
-    logits: Tensor, gram: Tensor, slots: Tensor, targets: Tensor, strength: float, impl: str
+    logits: Tensor, gram: Tensor, slots: Tensor, targets: Tensor, strength: Tensor, impl: str
 ) -> Tensor:
     return logits.new_empty(logits.shape[0])
 
@@ -46,7 +46,7 @@ def _fake_target_log_odds_backward(
     gram: Tensor,
     slots: Tensor,
     targets: Tensor,
-    strength: float,
+    strength: Tensor,
     need_logits: bool,
     need_gram: bool,
     impl: str,
@@ -55,20 +55,20 @@ def _fake_target_log_odds_backward(
 
 
 log_odds = define_operator(
-    "log_odds(Tensor logits, Tensor gram, Tensor slots, float strength, str impl) -> Tensor", _fake_log_odds
+    "log_odds(Tensor logits, Tensor gram, Tensor slots, Tensor strength, str impl) -> Tensor", _fake_log_odds
 )
 log_odds_backward = define_operator(
-    "log_odds_backward(Tensor grad_odds, Tensor logits, Tensor odds, Tensor gram, Tensor slots, float strength,"
+    "log_odds_backward(Tensor grad_odds, Tensor logits, Tensor odds, Tensor gram, Tensor slots, Tensor strength,"
     " bool need_logits, bool need_gram, str impl) -> (Tensor, Tensor)",
     _fake_log_odds_backward,
 )
 target_log_odds = define_operator(
-    "target_log_odds(Tensor logits, Tensor gram, Tensor slots, Tensor targets, float strength, str impl) -> Tensor",
+    "target_log_odds(Tensor logits, Tensor gram, Tensor slots, Tensor targets, Tensor strength, str impl) -> Tensor",
     _fake_target_log_odds,
 )
 target_log_odds_backward = define_operator(
     "target_log_odds_backward(Tensor grad_odds, Tensor logits, Tensor odds, Tensor gram, Tensor slots, Tensor targets,"
-    " float strength, bool need_logits, bool need_gram, str impl) -> (Tensor, Tensor)",
+    " Tensor strength, bool need_logits, bool need_gram, str impl) -> (Tensor, Tensor)",
     _fake_target_log_odds_backward,
 )
 
@@ -77,19 +77,17 @@ class LogOdds(torch.autograd.Function):
     """Semantic log-odds of every class: log p = logsigmoid(odds), log(1 - p) = logsigmoid(-odds)."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, gram: Tensor, slots: Tensor, strength: float, impl: str) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, gram: Tensor, slots: Tensor, strength: Tensor, impl: str) -> Tensor:
         odds = log_odds(logits, gram, slots, strength, impl)
-        ctx.save_for_backward(logits, odds, gram, slots)
-        ctx.strength, ctx.impl = strength, impl
+        ctx.save_for_backward(logits, odds, gram, slots, strength)
+        ctx.impl = impl
         return odds
 
     @staticmethod
     @first_order_only
     def backward(ctx: Any, grad_odds: Tensor) -> tuple[Tensor | None, ...]:
         need_logits, need_gram = ctx.needs_input_grad[:2]
-        grad_logits, grad_gram = log_odds_backward(
-            grad_odds, *ctx.saved_tensors, ctx.strength, need_logits, need_gram, ctx.impl
-        )
+        grad_logits, grad_gram = log_odds_backward(grad_odds, *ctx.saved_tensors, need_logits, need_gram, ctx.impl)
         return grad_logits if need_logits else None, grad_gram if need_gram else None, None, None, None
 
 
@@ -98,11 +96,11 @@ class TargetLogOdds(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, gram: Tensor, slots: Tensor, targets: Tensor, strength: float, impl: str
+        ctx: Any, logits: Tensor, gram: Tensor, slots: Tensor, targets: Tensor, strength: Tensor, impl: str
     ) -> Tensor:
         odds = target_log_odds(logits, gram, slots, targets, strength, impl)
-        ctx.save_for_backward(logits, odds, gram, slots, targets)
-        ctx.strength, ctx.impl = strength, impl
+        ctx.save_for_backward(logits, odds, gram, slots, targets, strength)
+        ctx.impl = impl
         return odds
 
     @staticmethod
@@ -110,6 +108,6 @@ class TargetLogOdds(torch.autograd.Function):
     def backward(ctx: Any, grad_odds: Tensor) -> tuple[Tensor | None, ...]:
         need_logits, need_gram = ctx.needs_input_grad[:2]
         grad_logits, grad_gram = target_log_odds_backward(
-            grad_odds, *ctx.saved_tensors, ctx.strength, need_logits, need_gram, ctx.impl
+            grad_odds, *ctx.saved_tensors, need_logits, need_gram, ctx.impl
         )
         return grad_logits if need_logits else None, grad_gram if need_gram else None, None, None, None, None

@@ -7,12 +7,12 @@ from plsp_kernels.ops.library import define_operator
 
 
 def _fake_probit_probabilities(
-    logits: Tensor, gram: Tensor, slots: Tensor, strength: float, beta: float, impl: str
+    logits: Tensor, gram: Tensor, slots: Tensor, strength: Tensor, beta: float, impl: str
 ) -> Tensor:
     return torch.empty_like(logits, memory_format=torch.contiguous_format)
 
 
 probit_probabilities = define_operator(
-    "probit_probabilities(Tensor logits, Tensor gram, Tensor slots, float strength, float beta, str impl) -> Tensor",
+    "probit_probabilities(Tensor logits, Tensor gram, Tensor slots, Tensor strength, float beta, str impl) -> Tensor",
     _fake_probit_probabilities,
 )

@@ -17,7 +17,7 @@ def _fake_upper_bound(
     candidates: Tensor,
     labeled_candidates: Tensor | None,
     thresholds: Tensor,
-    strength: float,
+    strength: Tensor,
     beta: float,
     argmax_in_candidates: bool,
     impl: str,
@@ -35,7 +35,7 @@ def _fake_upper_bound(
 
 upper_bound = define_operator(
     "upper_bound(Tensor rows, Tensor gram, Tensor slots, Tensor labels, Tensor candidates, Tensor? labeled_candidates,"
-    " Tensor thresholds, float strength, float beta, bool argmax_in_candidates, str impl)"
+    " Tensor thresholds, Tensor strength, float beta, bool argmax_in_candidates, str impl)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _fake_upper_bound,
 )
@@ -58,7 +58,7 @@ class UpperBound(torch.autograd.Function):
         candidates: Tensor,
         labeled_candidates: Tensor | None,
         thresholds: Tensor,
-        strength: float,
+        strength: Tensor,
         beta: float,
         argmax_in_candidates: bool,
         impl: str,
@@ -76,8 +76,8 @@ class UpperBound(torch.autograd.Function):
             argmax_in_candidates,
             impl,
         )
-        ctx.save_for_backward(rows, odds, grad_odds, gram, slots)
-        ctx.strength, ctx.impl = strength, impl
+        ctx.save_for_backward(rows, odds, grad_odds, gram, slots, strength)
+        ctx.impl = impl
         num_labeled, num_unlabeled = labels.shape[0], candidates.shape[0]
         ctx.rows_per_term = (num_labeled, num_unlabeled, rows.shape[0] - num_labeled - num_unlabeled)
         ctx.mark_non_differentiable(confidence, prediction, mask)
@@ -86,11 +86,11 @@ class UpperBound(torch.autograd.Function):
     @staticmethod
     @first_order_only
     def backward(ctx: Any, grad_terms: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        rows, odds, grad_odds, gram, slots = ctx.saved_tensors
+        rows, odds, grad_odds, gram, slots, strength = ctx.saved_tensors
         upstream = [grad.expand(count) for grad, count in zip(grad_terms.unbind(), ctx.rows_per_term, strict=True)]
         weighted = grad_odds * torch.cat(upstream)[:, None]
         need_rows, need_gram = ctx.needs_input_grad[:2]
         grad_rows, grad_gram = log_odds_backward(
-            weighted, rows, odds, gram, slots, ctx.strength, need_rows, need_gram, ctx.impl
+            weighted, rows, odds, gram, slots, strength, need_rows, need_gram, ctx.impl
         )
         return (grad_rows if need_rows else None, grad_gram if need_gram else None, *[None] * 9)

@@ -133,7 +133,7 @@ class PLSP(Method):
         task = self.task
         index = next(self.unlabeled)
         candidates = task.candidates[index]
-        logits = task.model(task.augmentation.weak(task.inputs[index], task.generator))
+        logits = task.model(task.augmentation.plain(task.inputs[index]))  # only later stages augment
         loss = candidate_cross_entropy(logits, candidates)
         if self.released:
             loss = loss + complementary_loss(logits, candidates)

@@ -25,13 +25,14 @@ def operator_inputs(name: str, kind: str, empty: bool, dtype: torch.dtype) -> li
     row_slots = torch.cat([slots, slots[problem.labels.shape[0] :]])
     gram, product = torch.ops.plsp.class_gram(problem.weight, problem.covariance, classes, True, "torch")
     symmetric = gram + gram.mT
-    odds = torch.ops.plsp.log_odds(rows, gram, row_slots, STRENGTH, "torch")
+    strength, large_strength = torch.tensor(STRENGTH), torch.tensor(300.0)
+    odds = torch.ops.plsp.log_odds(rows, gram, row_slots, strength, "torch")
     labeled, labeled_slots = problem.labeled_logits, slots[: problem.labels.shape[0]]
-    target_odds = torch.ops.plsp.target_log_odds(labeled, gram, labeled_slots, problem.labels, STRENGTH, "torch")
+    target_odds = torch.ops.plsp.target_log_odds(labeled, gram, labeled_slots, problem.labels, strength, "torch")
     flags = [(True, True), (True, False), (False, True), (False, False)]
     step = gram, row_slots, problem.labels, problem.candidates
     again = torch.cat([rows, labeled]), gram, torch.cat([row_slots, labeled_slots]), *step[2:]
-    last = problem.class_thresholds, STRENGTH, 1.2
+    last = problem.class_thresholds, strength, 1.2
     statistics = problem.covariance, torch.zeros_like(problem.weight), torch.zeros(7, dtype=torch.int64)
     return {
         "class_gram": [
@@ -43,14 +44,14 @@ def operator_inputs(name: str, kind: str, empty: bool, dtype: torch.dtype) -> li
             (symmetric, problem.weight, problem.covariance, classes, product, "torch"),
             (symmetric, problem.weight.T.contiguous().T, problem.covariance, classes, product, "torch"),
         ],
-        "log_odds": [(rows, gram, row_slots, STRENGTH, "torch"), (rows, gram, row_slots, 300.0, "torch")],
-        "log_odds_backward": [(odds, rows, odds, gram, row_slots, STRENGTH, *flag, "torch") for flag in flags],
-        "target_log_odds": [(labeled, gram, labeled_slots, problem.labels, STRENGTH, "torch")],
+        "log_odds": [(rows, gram, row_slots, strength, "torch"), (rows, gram, row_slots, large_strength, "torch")],
+        "log_odds_backward": [(odds, rows, odds, gram, row_slots, strength, *flag, "torch") for flag in flags],
+        "target_log_odds": [(labeled, gram, labeled_slots, problem.labels, strength, "torch")],
         "target_log_odds_backward": [
-            (target_odds, labeled, target_odds, gram, labeled_slots, problem.labels, STRENGTH, *flag, "torch")
+            (target_odds, labeled, target_odds, gram, labeled_slots, problem.labels, strength, *flag, "torch")
             for flag in flags
         ],
-        "probit_probabilities": [(rows, gram, row_slots, STRENGTH, 1.2, "torch")],
+        "probit_probabilities": [(rows, gram, row_slots, strength, 1.2, "torch")],
         "upper_bound": [
             (rows, *step, None, *last, True, "torch"),
             (*again, problem.labeled_candidates, *last, False, "torch"),
