@@ -160,6 +160,7 @@ class SemanticUpperBoundLoss(nn.Module):
     ) -> None:
         super().__init__()
         checks.positive("beta", beta)
+        _check_choice("impl", impl, checks.IMPLEMENTATIONS)
         self.covariance = SemanticCovariance(num_classes, num_features, covariance)
         self.curriculum = CurriculumThreshold(num_instances, num_classes, threshold, mapping)
         self.beta, self.argmax_in_candidates, self.impl = beta, argmax_in_candidates, impl
@@ -181,6 +182,10 @@ class SemanticUpperBoundLoss(nn.Module):
     ) -> SemanticLoss:
         """See semantic_upper_bound_loss; labeled_features (Bl, d) are those of the labelled batch, index (Bu,) the
         numbers of the unlabelled instances in the training set."""
+        num_instances = self.curriculum.assigned.shape[0]
+        checks.instance_numbers(
+            "index", index, (checks.tensor("weak_logits", weak_logits).shape[0],), num_instances, weight
+        )
         if self.training:
             self.covariance.update(labeled_features.detach(), labels)
         loss = semantic_upper_bound_loss(

@@ -49,7 +49,10 @@ class ClassGram(torch.autograd.Function):
     def forward(ctx: Any, weight: Tensor, covariance: Tensor, classes: Tensor, save_product: bool, impl: str) -> Tensor:
         centred = weight - weight.mean(0)
         gram, product = class_gram(centred, covariance, classes, save_product, impl)
-        ctx.save_for_backward(centred, covariance, classes, product)
+        # Σ may move on before the backward, which needs T_y alone if Σ is full, and a copy if Σ is diagonal.
+        full = covariance.dim() == 3
+        kept = covariance.new_empty(0, *covariance.shape[1:]) if full else covariance.clone()
+        ctx.save_for_backward(centred, kept, classes, product)
         ctx.impl = impl
         return gram
 

@@ -19,6 +19,7 @@ from cases import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import plsp_kernels
+from plsp_kernels.slots import class_slots
 
 IMPLEMENTATIONS = ("torch", "reference")
 LOGITS = ("labeled_logits", "weak_logits", "strong_logits")
@@ -193,6 +194,20 @@ def test_equal_rows_of_the_weight(impl):
     assert form.abs().max() <= 1e-12
     plain = F.cross_entropy(problem.labeled_logits, problem.labels)
     assert_same(problem.loss(impl=impl).supervised, plain, 4 * 1.2e-7)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_that_differ_by_rounding_stay_finite_at_any_strength(kind):
+    """Q of such rows is noise of either sign in a Gram matrix: below zero it would make the probit's root NaN."""
+    problem = make_problem(6, 9, 12, 19, dtype=torch.float32, kind=kind)
+    weight = problem.weight.clone()
+    weight[1::2] = weight[::2] * (1 + torch.finfo(torch.float32).eps)
+    problem = problem.map(lambda _: weight, ["weight"])
+    centred = weight - weight.mean(0)
+    gram, _ = torch_impl_module("class_gram").class_gram(centred, problem.covariance, torch.arange(12), False)
+    diagonal = gram.diagonal(dim1=1, dim2=2)
+    assert (diagonal[:, :, None] + diagonal[:, None, :] - 2 * gram).min() < 0
+    assert_finite(problem, "torch", strength=1e8)
 
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
@@ -440,3 +455,30 @@ class TestMemory:
             log_odds.log_odds_backward(odds, rows, odds, gram, slots, 0.1, True, True)
             probit.probit_probabilities(rows, gram, slots, 0.1, 1.0)
         assert max(recorder.sizes) <= max(budget // 16, rows.numel())
+
+    def test_one_large_class_among_many_stays_inside_the_budget(self, monkeypatch):
+        """Padding every class to the size of the largest would take 30 times the logits."""
+        budget = 2**16
+        for name in ("chunks", "groups"):
+            monkeypatch.setattr(torch_impl_module(name), "PAIR_BYTES", budget)
+        num_classes, num_samples = 30, 400
+        generator = torch.Generator().manual_seed(0)
+        rows = torch.randn(num_samples, num_classes, generator=generator)
+        gram = torch.eye(num_classes).expand(num_classes, -1, -1).contiguous()
+        slots = torch.zeros(num_samples, dtype=torch.int64)
+        slots[:num_classes] = torch.arange(num_classes)
+        log_odds = torch_impl_module("log_odds")
+        with Recorder() as recorder:
+            odds = log_odds.log_odds(rows, gram, slots, 0.1)
+            log_odds.log_odds_backward(odds, rows, odds, gram, slots, 0.1, True, True)
+        assert max(recorder.sizes) <= max(budget // 16, gram.numel(), rows.numel())
+
+    @pytest.mark.parametrize("classes", [[5, 2, 5, 0], [3], [], [6, 5, 4, 3, 2, 1, 0], [1] * 9], ids=str)
+    def test_each_class_of_a_step_gets_one_slot(self, classes):
+        """And no other class does: unused slots are marked, so that nothing is computed for them."""
+        distinct, slots = class_slots(torch.tensor(classes, dtype=torch.int64), 7)
+        assert distinct[slots].tolist() == classes
+        if len(classes) >= 7:
+            assert distinct.tolist() == list(range(7))
+        else:
+            assert distinct.tolist() == sorted(set(classes)) + [-1] * (len(classes) - len(set(classes)))
