@@ -133,7 +133,7 @@ class PLSP(Method):
         task = self.task
         index = next(self.unlabeled)
         candidates = task.candidates[index]
-        logits = task.model(task.augmentation.plain(task.inputs[index]))  # only later stages augment
+        logits = task.model(task.augmentation.plain(task.inputs[index]))  # the paper augments in later stages only
         loss = candidate_cross_entropy(logits, candidates)
         if self.released:
             loss = loss + complementary_loss(logits, candidates)
