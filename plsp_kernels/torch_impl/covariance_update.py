@@ -49,12 +49,13 @@ def _update_in_place(
     covariance: Tensor, classes: Tensor, slots: Tensor, centred: Tensor, shift: Tensor, old: Tensor, new: Tensor
 ) -> None:
     """One GEMM per class of the batch, each passing over its Σ once, where it lies."""
-    order = slots.argsort()
-    rows = centred[order]
+    # Rows sorted by slot, each slot's shift of the mean beside its members.
+    order = torch.cat([slots, torch.arange(shift.shape[0])]).argsort()
+    rows = torch.cat([centred, shift])[order]
     start = 0
-    for slot, (y, m, added) in enumerate(zip(classes.tolist(), old.tolist(), new.tolist(), strict=True)):
-        if not added:
-            continue
-        members = torch.cat([rows[start : start + int(added)], shift[slot : slot + 1]])
-        start += int(added)
-        covariance[y].addmm_(members.t(), members, beta=m / (m + added), alpha=1 / (m + added))
+    for y, m, added in zip(classes.tolist(), old.tolist(), new.tolist(), strict=True):
+        stop = start + int(added) + 1
+        if added:
+            members = rows[start:stop]
+            covariance[y].addmm_(members.t(), members, beta=m / (m + added), alpha=1 / (m + added))
+        start = stop
