@@ -1,0 +1,59 @@
+"""Endless batches of indices: seeded, without replacement within a pass, and resumable."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class IndexSampler:
+    """Yield batches of `batch_size` of the given indices for ever, in passes over a fresh permutation each.
+
+    Within a pass every index comes up exactly once. A batch that meets the end of a pass is filled from the next one,
+    so that all batches are full, however few indices there are. An epoch of I iterations is `zip(range(I), sampler)`.
+    """
+
+    def __init__(self, indices: Tensor, batch_size: int, generator: torch.Generator) -> None:
+        if indices.dim() != 1 or len(indices) == 0:
+            raise ValueError(f"indices must be of shape (n,) with n > 0, got {tuple(indices.shape)}")
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be positive, got {batch_size}")
+        self.batch_size = batch_size
+        self._generator = generator
+        self._order = indices
+        self._position = len(indices)  # the first batch starts the first pass
+
+    def __iter__(self) -> "IndexSampler":
+        return self
+
+    def __next__(self) -> Tensor:
+        parts: list[Tensor] = []
+        missing = self.batch_size
+        while missing > 0:
+            if self._position == len(self._order):
+                self._shuffle()
+            part = self._order[self._position : self._position + missing]
+            self._position += len(part)
+            missing -= len(part)
+            parts.append(part)
+        # A copy even of a single part: the order it would be a view of is replaced, and callers own their batch.
+        return torch.cat(parts)
+
+    def _shuffle(self) -> None:
+        device = self._generator.device
+        permutation = torch.randperm(len(self._order), generator=self._generator, device=device)
+        self._order = self._order[permutation.to(self._order.device)]
+        self._position = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "order": self._order.clone(),
+            "position": self._position,
+            "generator": self._generator.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where `state` was taken. A generator shared with others is set back for them as well."""
+        self._order = state["order"].to(self._order.device, copy=True)
+        self._position = int(state["position"])
+        self._generator.set_state(state["generator"].cpu())
