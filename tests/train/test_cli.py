@@ -123,6 +123,14 @@ def test_module_runs_as_a_command() -> None:
     assert json.loads(done.stdout)["dataset"] == "digits"
 
 
+def test_without_the_trainers_packages_the_error_says_what_to_install() -> None:
+    script = "import runpy, sys; sys.modules['sklearn'] = None; runpy.run_module('plsp_train', run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "pip install 'plsp[train]'" in done.stderr
+
+
 def test_profile_writes_a_trace(tmp_path) -> None:
     out = tmp_path / "run"
     assert run(out, "--profile") == 0
