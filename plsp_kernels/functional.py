@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from plsp_kernels import checks, ops, reference
-from plsp_kernels.ops.library import without_autocast
+from plsp_kernels.ops.registration import without_autocast
 from plsp_kernels.semantic_loss import SemanticLoss
 from plsp_kernels.slots import class_slots
 
@@ -262,7 +262,7 @@ def _compute_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def _as_tensor(strength: float) -> Tensor:
-    """How the operators take it, see ops/library.py. On the CPU, where reading it makes no device wait.
+    """How the operators take it, see ops/registration.py. On the CPU, where reading it makes no device wait.
 
     A product, because that is what torch.compile can keep for any value of a Python number.
     """

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plsp_kernels.ops.library import define_operator, first_order_only
+from plsp_kernels.ops.registration import define_operator, first_order_only
 from plsp_kernels.torch_impl.class_gram import gram_gradient
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from plsp_kernels.ops.library import LIBRARY, without_autocast
+from plsp_kernels.ops.registration import LIBRARY, without_autocast
 from plsp_kernels.torch_impl import covariance_update as _closed_form
 
 LIBRARY.define(

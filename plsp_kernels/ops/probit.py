@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from plsp_kernels.ops.library import define_operator
+from plsp_kernels.ops.registration import define_operator
 
 
 def _fake_probit_probabilities(

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plsp_kernels.ops.library import define_operator, first_order_only
 from plsp_kernels.ops.log_odds import log_odds_backward
+from plsp_kernels.ops.registration import define_operator, first_order_only
 
 
 def _fake_upper_bound(
