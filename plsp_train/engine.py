@@ -20,8 +20,8 @@ from torch import Tensor
 from plsp_kernels import __version__
 from plsp_train.checkpoint import load_tensors, save_tensors, write_json
 from plsp_train.config import Config
-from plsp_train.data import Augmentation, TrainTestData, build_augmentation, generate_candidates
-from plsp_train.methods import PLSP, Method, Step, Task
+from plsp_train.data import TrainTestData, build_augmentation, generate_candidates
+from plsp_train.methods import Step, Task, build_method
 from plsp_train.metrics import f1_scores, predict
 from plsp_train.models import build_model
 from plsp_train.report import Reporter
@@ -77,7 +77,7 @@ class Engine:
         self.config, self.out, self.reporter = config, out, reporter
         self.device = pick_device(config.device)
         self.test_inputs, self.test_labels = data.test_inputs, data.test_labels
-        self.augmentation = self._augmentation(data)
+        self.augmentation = build_augmentation(data, device=self.device, memory_format=torch.channels_last)
         torch.manual_seed(config.seed)
         model = build_model(config.model, data.input_shape, data.num_classes).to(self.device)
         if data.is_image:
@@ -92,7 +92,7 @@ class Engine:
             augmentation=self.augmentation,
             generator=torch.Generator().manual_seed(config.seed + 1),
         )
-        self.method: Method = PLSP(task)
+        self.method = build_method(task)
         self.generator = task.generator
         if config.compile:
             model.features = torch.compile(model.features)  # type: ignore[method-assign]
@@ -108,9 +108,6 @@ class Engine:
         self.history: list[dict[str, Any]] = []
         self.seconds = 0.0
         self.stop_signal: int | None = None
-
-    def _augmentation(self, data: TrainTestData) -> Augmentation:
-        return build_augmentation(data, device=self.device, memory_format=torch.channels_last)
 
     # ------------------------------------------------------------------------------------------------ training
 
@@ -185,17 +182,14 @@ class Engine:
             self.sums[name] = self.sums[name] + value.detach() if name in self.sums else value.detach().clone()
         return step
 
-    def _means(self) -> dict[str, float]:
+    def _means(self) -> dict[str, float | None]:
         """The epoch's terms so far: the one place where the host waits for the device."""
         names = list(self.sums)
         values = (torch.stack([self.sums[name].double() for name in names]) / self.steps_done).tolist()
         means = dict(zip(names, values, strict=True))
         if not math.isfinite(means["loss"]):
             raise NonFiniteLoss(f"the mean loss of this epoch is {means['loss']} after {self.steps_done} steps")
-        if "pseudo_label_right" in means:
-            right, rate = means.pop("pseudo_label_right"), means["mask_rate"]
-            means["pseudo_label_purity"] = right / rate if rate > 0 else math.nan
-        return {name: None if math.isnan(value) else value for name, value in means.items()}  # type: ignore[misc]
+        return self.method.report(means)
 
     def _explain(self, step: Step, epoch: int, stage: str) -> str:
         terms = ", ".join(f"{name} {value.item():.4g}" for name, value in step.terms.items())
@@ -246,7 +240,7 @@ class Engine:
     def _summary(self) -> dict[str, Any]:
         last = self.history[-1]
         recent = self.history[-LAST_EPOCHS:]
-        pretraining = [line for line in self.history if line["stage"] == "pretrain"]
+        stage_ends = {line["stage"]: line["seconds"] for line in self.history}
         return {
             "micro_f1": last["micro_f1"],
             "macro_f1": last["macro_f1"],
@@ -255,7 +249,7 @@ class Engine:
             "micro_f1_best": max(line["micro_f1"] for line in self.history),
             "epochs": len(self.history),
             "seconds": round(self.seconds, 3),
-            "pretrain_seconds": pretraining[-1]["seconds"] if pretraining else 0.0,
+            "seconds_at_end_of": stage_ends,
             "seed": self.config.seed,
             "device": str(self.device),
             "versions": {"plsp": __version__, "torch": torch.__version__, "python": platform.python_version()},

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -128,11 +129,11 @@ def draw_curves(history: list[dict[str, Any]], path: Path) -> bool:
     lines = [line for line in history if "thresholds" in line]
     if lines:
         thresholds.plot([line["epoch"] for line in lines], [line["thresholds"] for line in lines], linewidth=0.8)
-    pretraining = sum(line["stage"] == "pretrain" for line in history)
+    changes = [after["epoch"] - 0.5 for before, after in pairwise(history) if before["stage"] != after["stage"]]
     for axes in (f1, losses, purity, thresholds):
         axes.set_xlabel("epoch")
-        if 0 < pretraining < len(history):
-            axes.axvline(pretraining + 0.5, color="gray", linestyle=":", linewidth=1)
+        for change in changes:
+            axes.axvline(change, color="gray", linestyle=":", linewidth=1)
     temporary = path.with_name("curves.new.png")
     figure.savefig(temporary, dpi=110)
     temporary.replace(path)

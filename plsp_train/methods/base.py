@@ -71,6 +71,10 @@ class Method(ABC):
     def step(self, stage: str, epoch: int) -> Step:
         """Draw the next batch and compute the loss."""
 
+    def report(self, means: dict[str, float]) -> dict[str, float | None]:
+        """What to show of the means of the steps' terms; None where there is nothing to say."""
+        return dict(means)
+
     def end_epoch(self, stage: str) -> dict[str, Any]:
         """What to report at the end of an epoch besides the terms."""
         return {}

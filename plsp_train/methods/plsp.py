@@ -190,6 +190,16 @@ class PLSP(Method):
         }
         return Step(loss.total, terms, sum(len(view) for view in views))
 
+    def report(self, means: dict[str, float]) -> dict[str, float | None]:
+        """Of the pseudo-labels in use, the share that is right."""
+        shown: dict[str, float | None] = dict(means)
+        if "mask_rate" in means:
+            shown["pseudo_label_purity"] = (
+                means["pseudo_label_right"] / means["mask_rate"] if means["mask_rate"] > 0 else None
+            )
+            del shown["pseudo_label_right"]
+        return shown
+
     def end_epoch(self, stage: str) -> dict[str, Any]:
         if stage == PRETRAIN:
             return {}
