@@ -7,7 +7,7 @@ from torch import Tensor
 
 from plsp_kernels.torch_impl.chunks import PAIR_BYTES
 
-_WIDE_COLUMNS = 512  # up to this many columns U·l, multiplying by zeros is cheaper than sorting
+_WIDE_COLUMNS = 512  # up to this many columns U·l, multiplying with every matrix is cheaper than sorting
 
 
 class Groups(Protocol):
@@ -32,21 +32,19 @@ def group_by_slot(slots: Tensor, matrices: Tensor) -> Groups | None:
 
 
 class _WideGroups:
-    """Each row at its slot's place in a row of U·l numbers, zeros elsewhere: one product with the stacked matrices."""
+    """One product with all matrices side by side; the block of the sample's own slot is what counts."""
 
     def __init__(self, slots: Tensor, matrices: Tensor) -> None:
         self.num_slots = matrices.shape[0]
-        members = matrices.new_zeros(slots.shape[0], self.num_slots, 1)
-        self.members = members.scatter_(1, slots[:, None, None], 1)
-
-    def _widen(self, rows: Tensor) -> Tensor:
-        return (self.members * rows[:, None, :]).flatten(1)
+        self.place = torch.arange(0, slots.shape[0] * self.num_slots, self.num_slots).add_(slots)
 
     def multiply(self, rows: Tensor, matrices: Tensor) -> Tensor:
-        return self._widen(rows) @ matrices.flatten(0, 1)
+        wide = torch.mm(rows, matrices.transpose(0, 1).reshape(rows.shape[1], -1))  # (N, U·l)
+        return wide.view(-1, rows.shape[1]).index_select(0, self.place)
 
     def outer(self, left: Tensor, right: Tensor) -> Tensor:
-        return (self._widen(left).t() @ right).view(self.num_slots, -1, right.shape[1])
+        wide = left.new_zeros(left.shape[0] * self.num_slots, left.shape[1]).index_copy_(0, self.place, left)
+        return torch.mm(wide.view(left.shape[0], -1).t(), right).view(self.num_slots, -1, right.shape[1])
 
 
 class _PaddedGroups:

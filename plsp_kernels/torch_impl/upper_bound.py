@@ -37,28 +37,29 @@ def upper_bound(
     probabilities = probit_probabilities(weak_logits, gram, slots[weak : weak + num_unlabeled], strength, beta)
 
     confidence, prediction = probabilities.max(dim=1)
-    mask = confidence >= thresholds[prediction]
+    mask = confidence >= thresholds.index_select(0, prediction)
     if argmax_in_candidates:
         mask = mask & candidates.gather(1, prediction[:, None])[:, 0]
 
-    # Each loss is a weighted sum of -logsigmoid(±odds): + for labels that should win, - for those that should not.
+    # Each loss is a weighted sum of -logsigmoid(±odds): + for labels that should win, - for those that should not. With
+    # the sign in the weights too, the slope with respect to the odds is sigmoid(∓odds) times the weight.
     outside = ~candidates if labeled_candidates is None else ~torch.cat([candidates, labeled_candidates])
     weights = torch.zeros_like(rows)
-    weights[:strong].scatter_(1, labels[:, None], 1 / max(num_labeled, 1))
+    weights[:strong].scatter_(1, labels[:, None], -1 / max(num_labeled, 1))
     _write_targets(weights[strong:weak], probabilities, mask, weak_logits, candidates)
     weights[weak:].copy_(outside).div_(max(outside.shape[0], 1))
 
     signed = odds.clone()
     signed[weak:].neg_()
-    losses = (F.logsigmoid(signed) * weights).sum(1)
-    terms = torch.stack([losses[:strong].sum(), losses[strong:weak].sum(), losses[weak:].sum()]).neg_()
+    supervised, consistency, complementary = (
+        block.sum() for block in (F.logsigmoid(signed) * weights).tensor_split((strong, weak))
+    )
     grad_odds = signed.neg_().sigmoid_().mul_(weights)
-    grad_odds[:weak].neg_()
-    return terms, odds, grad_odds, confidence, prediction, mask
+    return torch.stack([supervised, consistency, -complementary]), odds, grad_odds, confidence, prediction, mask
 
 
 def _write_targets(out: Tensor, probabilities: Tensor, mask: Tensor, logits: Tensor, candidates: Tensor) -> None:
-    """The pseudo-targets of the instances in the mask, divided by the batch size.
+    """Minus the pseudo-targets of the instances in the mask, divided by the batch size.
 
     They are the probabilities of the candidates, normalised, or where all of these underflow, the candidate softmax
     of the logits.
@@ -69,4 +70,4 @@ def _write_targets(out: Tensor, probabilities: Tensor, mask: Tensor, logits: Ten
     if logits.device.type != "cpu" or lost.any():
         fallback = logits.masked_fill(~candidates, -math.inf).softmax(1)
         inside, mass = torch.where(lost, fallback, inside), torch.where(lost, 1, mass)
-    torch.mul(inside, mask[:, None] / mass.mul_(out.shape[0]), out=out)
+    torch.mul(inside, mask[:, None] / mass.mul_(-out.shape[0]), out=out)
