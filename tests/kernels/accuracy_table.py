@@ -15,10 +15,10 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is first imported
 
-from cases import KINDS, Problem, clear_threshold, make_problem, maximum
 from torch import Tensor
 
 import plsp_kernels
+from cases import KINDS, Problem, clear_threshold, make_problem, maximum
 
 CASES = [(3, 17, 7, 19), (17, 17, 2, 130), (17, 3, 41, 84)]
 INTERPRETER_CASES = [(3, 17, 7, 19)]  # an interpreted kernel takes a thousand times longer

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 import torch
-from cases import KINDS, STRENGTH, make_problem
 
 import plsp_kernels
+from cases import KINDS, STRENGTH, make_problem
 from plsp_kernels import CurriculumThreshold, SemanticCovariance, SemanticUpperBoundLoss
 
 L, D, BL, BU = 7, 19, 3, 5

@@ -11,6 +11,9 @@ import itertools
 
 import pytest
 import torch
+from torch import Tensor
+
+import plsp_kernels
 from cases import (
     DIFFERENTIABLE,
     KINDS,
@@ -27,9 +30,6 @@ from cases import (
     maximum,
     torch_impl_module,
 )
-from torch import Tensor
-
-import plsp_kernels
 
 VALUE_SLACK, GRADIENT_SLACK = 4, 64
 LOW_DTYPES = (torch.float32, torch.bfloat16, torch.float16)

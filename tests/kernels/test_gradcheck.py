@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from cases import DIFFERENTIABLE, KINDS, STRENGTH, TERMS, clear_threshold, make_problem, torch_impl_module
 
 import plsp_kernels
+from cases import DIFFERENTIABLE, KINDS, STRENGTH, TERMS, clear_threshold, make_problem, torch_impl_module
 from plsp_kernels import reference
 
 IMPLEMENTATIONS = ("torch", "reference")

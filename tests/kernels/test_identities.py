@@ -7,6 +7,9 @@ import mpmath
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import plsp_kernels
 from cases import (
     KINDS,
     STRENGTH,
@@ -16,9 +19,6 @@ from cases import (
     make_problem,
     torch_impl_module,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
-
-import plsp_kernels
 from plsp_kernels.slots import class_slots
 
 IMPLEMENTATIONS = ("torch", "reference")

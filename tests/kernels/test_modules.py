@@ -5,10 +5,10 @@ import copy
 import numpy as np
 import pytest
 import torch
-from cases import KINDS, STRENGTH, TERMS, Elsewhere, assert_same, make_problem, torch_impl_module
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import plsp_kernels
+from cases import KINDS, STRENGTH, TERMS, Elsewhere, assert_same, make_problem, torch_impl_module
 from plsp_kernels import CurriculumThreshold, SemanticCovariance, SemanticUpperBoundLoss, reference
 
 EPS = torch.finfo(torch.float32).eps

@@ -4,10 +4,10 @@ import shutil
 
 import pytest
 import torch
-from cases import DIFFERENTIABLE, KINDS, STRENGTH, TERMS, assert_same, make_problem
 from torch import nn
 
 import plsp_kernels
+from cases import DIFFERENTIABLE, KINDS, STRENGTH, TERMS, assert_same, make_problem
 from plsp_kernels.slots import class_slots
 
 NUM_CLASSES, NUM_FEATURES = 5, 6

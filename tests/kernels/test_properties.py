@@ -8,11 +8,11 @@ import dataclasses
 
 import hypothesis.strategies as st
 import torch
-from cases import KINDS, PATTERNS, TERMS, Problem, assert_error_rule, clear_threshold, make_problem, maximum
 from hypothesis import assume, given, settings
 from test_functional import GRADIENT_SLACK, VALUE_SLACK
 
 import plsp_kernels
+from cases import KINDS, PATTERNS, TERMS, Problem, assert_error_rule, clear_threshold, make_problem, maximum
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 

@@ -8,7 +8,7 @@ import torch
 
 from plsp_train.cli import main
 from plsp_train.config import Config
-from runs import SMALL, metrics, run
+from small_runs import SMALL, metrics, run
 
 
 def _error_of(capsys: pytest.CaptureFixture[str]) -> str:

@@ -14,7 +14,7 @@ from plsp_train.methods import PLSP, Task
 from plsp_train.methods.plsp import candidate_cross_entropy, complementary_loss, plain_loss
 from plsp_train.methods.selection import select_reliable
 from plsp_train.models import build_model
-from runs import metrics
+from small_runs import metrics
 
 
 def _method(**given: object) -> PLSP:

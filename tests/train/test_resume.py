@@ -11,7 +11,7 @@ import torch
 
 from plsp_train import checkpoint
 from plsp_train.engine import Engine
-from runs import metrics, run, start
+from small_runs import metrics, run, start
 
 LONG = ["--epochs", "6", "--iterations", "60"]
 
