@@ -12,7 +12,7 @@ _operator_definitions: list[torch.library.Library] = []
 
 @cache
 def import_torchvision() -> ModuleType:
-    """Return the torchvision package, with `datasets` and `transforms.v2` usable.
+    """Return the torchvision package; after this, its modules can be imported.
 
     A torchvision wheel built for CUDA cannot load its compiled operators beside a CPU-only torch, and then its
     import stops at a missing `nms`. Nothing here calls that operator: declaring it is enough.
