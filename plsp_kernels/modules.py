@@ -105,8 +105,8 @@ class CurriculumThreshold(nn.Module):
         ordered, order = torch.where(selected, index, num_instances).sort(stable=True)
         following = torch.cat([ordered[1:], ordered.new_full((1,), num_instances)])[: ordered.shape[0]]
         counts = ordered != following
-        index, prediction = index[order], prediction[order]
-        before = self.assigned[index]
+        index, prediction = index.index_select(0, order), prediction.index_select(0, order)
+        before = self.assigned.index_select(0, index)
         after = torch.where(counts, prediction, before)
         # Added differences, not copies: entries that change nothing add zero, whichever instance they name.
         self.assigned.index_add_(0, index, after - before)

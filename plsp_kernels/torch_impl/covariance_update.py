@@ -22,11 +22,11 @@ def covariance_update(covariance: Tensor, mean: Tensor, count: Tensor, features:
     present = classes.clamp(min=0)  # empty slots point at class 0 and change nothing there
     members = (slots == torch.arange(classes.shape[0], device=slots.device)[:, None]).to(mean.dtype)  # (U, N)
     new = members.sum(1)
-    old = count[present].to(mean.dtype)
+    old = count.index_select(0, present).to(mean.dtype)
     total = (old + new).clamp_(min=1)
     batch_mean = members @ features / new.clamp(min=1)[:, None]
-    shift = (batch_mean - mean[present]) * (new > 0)[:, None]
-    centred = features - batch_mean[slots]
+    shift = (batch_mean - mean.index_select(0, present)) * (new > 0)[:, None]
+    centred = features - batch_mean.index_select(0, slots)
     shift_weight = old * new / total  # (U,)
 
     mean.index_add_(0, present, shift * (new / total)[:, None])
@@ -51,7 +51,7 @@ def _update_in_place(
     """One GEMM per class of the batch, each passing over its Σ once, where it lies."""
     # Rows sorted by slot, each slot's shift of the mean beside its members.
     order = torch.cat([slots, torch.arange(shift.shape[0])]).argsort()
-    rows = torch.cat([centred, shift])[order]
+    rows = torch.cat([centred, shift]).index_select(0, order)
     start = 0
     for y, m, added in zip(classes.tolist(), old.tolist(), new.tolist(), strict=True):
         stop = start + int(added) + 1
