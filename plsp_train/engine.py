@@ -139,7 +139,7 @@ class Engine:
                 step = self._step(stage, epoch)
                 self.steps_done += 1
                 num_images += step.num_images
-                if progress.due(self.steps_done):
+                if progress.due():
                     progress.show(self.steps_done, self._means(), num_images)
                 if self.stop_signal is not None and self.steps_done < num_steps:
                     self._means()

@@ -21,7 +21,7 @@ class Progress:
         self._bar = bar
         self._next, self._start = 0.0, time.perf_counter()
 
-    def due(self, steps_done: int) -> bool:
+    def due(self) -> bool:
         return self._bar is not None and time.perf_counter() >= self._next
 
     def show(self, steps_done: int, means: dict[str, Any], num_images: int) -> None:
