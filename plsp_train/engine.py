@@ -9,7 +9,7 @@ import platform
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -97,7 +97,10 @@ class Engine:
         if config.compile:
             model.features = torch.compile(model.features)  # type: ignore[method-assign]
         self.optimizer = torch.optim.SGD(
-            model.parameters(), lr=config.lr, momentum=0.9, weight_decay=config.weight_decay
+            [*model.parameters(), *self.method.parameters()],
+            lr=config.lr,
+            momentum=0.9,
+            weight_decay=config.weight_decay,
         )
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.amp == "fp16")
         self.rebuild = {"model": config.model, "input_shape": list(data.input_shape), "num_classes": data.num_classes}
@@ -115,7 +118,7 @@ class Engine:
         """Train to the end; returns the summary."""
         plan = [(stage.name, epoch) for stage in self.method.stages() for epoch in range(1, stage.epochs + 1)]
         if not plan:
-            raise ValueError("nothing to train: pretrain_epochs and epochs are both 0")
+            raise ValueError("nothing to train: the stages of this run have 0 epochs in all; raise --epochs")
         with self._catch_signals():
             for stage, epoch in plan[self.epochs_done :]:
                 self._epoch(stage, epoch, len(plan))
@@ -168,8 +171,7 @@ class Engine:
             raise StopRun(self.stop_signal)
 
     def _step(self, stage: str, epoch: int) -> Step:
-        amp = _AMP_DTYPES.get(self.config.amp)
-        with nullcontext() if amp is None else torch.autocast(self.device.type, dtype=amp):
+        with self._autocast():
             step = self.method.step(stage, epoch)
         # Looking at the loss is free on a CPU; a GPU is asked only when the progress is shown anyway.
         if self.device.type == "cpu" and not math.isfinite(step.loss.item()):
@@ -178,9 +180,15 @@ class Engine:
         self.scaler.scale(step.loss).backward()
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        with self._autocast():
+            self.method.after_step(stage)
         for name, value in step.terms.items():
             self.sums[name] = self.sums[name] + value.detach() if name in self.sums else value.detach().clone()
         return step
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        amp = _AMP_DTYPES.get(self.config.amp)
+        return nullcontext() if amp is None else torch.autocast(self.device.type, dtype=amp)
 
     def _means(self) -> dict[str, float | None]:
         """The epoch's terms so far: the one place where the host waits for the device."""

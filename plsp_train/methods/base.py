@@ -1,11 +1,12 @@
 """What the engine knows of a method."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from plsp_train.config import Config
 from plsp_train.data import Augmentation
@@ -70,6 +71,14 @@ class Method(ABC):
     @abstractmethod
     def step(self, stage: str, epoch: int) -> Step:
         """Draw the next batch and compute the loss."""
+
+    def after_step(self, stage: str) -> None:
+        """Called when the optimiser has moved the parameters, before the next step."""
+        return
+
+    def parameters(self) -> Iterable[nn.Parameter]:
+        """What to train besides the network."""
+        return ()
 
     def report(self, means: dict[str, float]) -> dict[str, float | None]:
         """What to show of the means of the steps' terms; None where there is nothing to say."""
