@@ -17,12 +17,14 @@ from plsp_train.report import Reporter
 _GROUPS = {
     "data": "data and its ambiguity",
     "method": "method",
+    "plsp": "method plsp alone",
     "training": "training",
     "execution": "execution and output",
 }
 _EPILOG = """examples:
   python -m plsp_train                                      digits, some seconds on a CPU
   python -m plsp_train --dataset fmnist --flip-probability 0.7 --epochs 40
+  python -m plsp_train --method proden                      one of the methods that plsp is compared with
   python -m plsp_train --dataset cifar100 --download --device cuda --amp bf16
   python -m plsp_train --resume --out runs/digits-fps0.5-seed0
 """
@@ -31,7 +33,8 @@ _EPILOG = """examples:
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m plsp_train",
-        description="Train a classifier from partial labels with PLSP. Without arguments: scikit-learn's digits.",
+        description="Train a classifier from partial labels with PLSP or one of the methods it is compared with. "
+        "Without arguments: PLSP on scikit-learn's digits.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -127,7 +130,8 @@ def _resumed_config(given: dict[str, Any]) -> Config:
     path = Path(out) / "config.json"
     if not (Path(out) / "checkpoint.pt").exists() or not path.exists():
         raise ValueError(f"{out} holds no run to resume: it has no checkpoint.pt and config.json")
-    stored = json.loads(path.read_text(encoding="utf-8"))
+    # Through Config, so that a setting newer than the run has the value that the run was made with.
+    stored = build_config(json.loads(path.read_text(encoding="utf-8"))).to_json()
     changed = [
         f"{name} was {stored[name]!r}, now {value!r}"
         for name, value in given.items()
@@ -141,7 +145,8 @@ def _resumed_config(given: dict[str, Any]) -> Config:
 def _free_folder(config: Config) -> Path:
     """runs/<name>, or runs/<name>-2 and so on if there already is such a run."""
     drawn = f"-{config.candidates}{config.flip_probability:g}" if config.candidates != "uss" else "-uss"
-    name = f"{config.dataset}{'' if config.dataset in REAL_PARTIAL_LABEL_SETS else drawn}-seed{config.seed}"
+    method = "" if config.method == Config.method else f"{config.method}-"
+    name = f"{method}{config.dataset}{'' if config.dataset in REAL_PARTIAL_LABEL_SETS else drawn}-seed{config.seed}"
     folder, number = Path("runs") / name, 2
     while folder.exists():
         folder, number = Path("runs") / f"{name}-{number}", number + 1

@@ -1,7 +1,7 @@
-"""Every setting of a run, its default, and what each data set changes.
+"""Every setting of a run, its default, and what each data set and method changes.
 
-`Config` is the one place of a default; `PRESETS` holds the paper's table. The command line and configuration files
-are derived from the fields below.
+`Config` is the one place of a default; `PRESETS` holds the paper's table, `METHOD_PRESETS` what a method changes in it.
+The command line and configuration files are derived from the fields below.
 """
 
 import dataclasses
@@ -13,6 +13,18 @@ from typing import Any
 
 from plsp_train.data import DATASETS, GENERATORS, RECIPES
 from plsp_train.models import MODELS
+
+# Learning rates are those of the paper's grid that suit the digits best (docs/methods.md).
+METHOD_PRESETS: dict[str, dict[str, Any]] = {
+    "plsp": {},
+    "df": {},
+    "cc": {},
+    "rc": {},
+    "proden": {},
+    "lws": {},
+    "cavl": {},
+    "pico": {},
+}
 
 
 def _setting(default: Any, group: str, help: str, choices: tuple[str, ...] = ()) -> Any:
@@ -30,23 +42,25 @@ class Config:
     flip_probability: float = _setting(0.5, "data", "probability with which fps, pair and noisy add a label")
     noise_rate: float = _setting(0.1, "data", "probability with which noisy drops the true label")
 
+    method: str = _setting("plsp", "method", "how to learn from the candidate sets", tuple(METHOD_PRESETS))
     recipe: str = _setting("paper", "method", "the paper, or the variants of its released code", RECIPES)
     model: str = _setting("mlp", "method", "network", tuple(MODELS))
-    k: int = _setting(200, "method", "most reliable instances per class that count as labelled")
-    strength: float = _setting(0.01, "method", "λ0, largest strength of the semantic transformation")
-    ss_weight: float = _setting(1.0, "method", "γ0, largest weight of the semi-supervised terms")
-    threshold: float = _setting(0.75, "method", "τ0, largest confidence threshold")
-    beta: float = _setting(math.pi**2 / 8, "method", "β, scale of the probit")
-    semantic: bool = _setting(True, "method", "the semantic transformation; --no-semantic is the ablation 'w/o ST'")
-    covariance: str = _setting("full", "method", "kind of the class covariances", ("full", "diagonal"))
+    lws_leverage: float = _setting(1.0, "method", "β of lws, weight of the labels outside the candidate set")
+    k: int = _setting(200, "plsp", "most reliable instances per class that count as labelled")
+    strength: float = _setting(0.01, "plsp", "λ0, largest strength of the semantic transformation")
+    ss_weight: float = _setting(1.0, "plsp", "γ0, largest weight of the semi-supervised terms")
+    threshold: float = _setting(0.75, "plsp", "τ0, largest confidence threshold")
+    beta: float = _setting(math.pi**2 / 8, "plsp", "β, scale of the probit")
+    semantic: bool = _setting(True, "plsp", "the semantic transformation; --no-semantic is the ablation 'w/o ST'")
+    covariance: str = _setting("full", "plsp", "kind of the class covariances", ("full", "diagonal"))
 
-    epochs: int = _setting(250, "training", "T, semi-supervised epochs")
-    pretrain_epochs: int = _setting(10, "training", "T0, epochs of pre-training on all candidates")
-    iterations: int = _setting(200, "training", "I, iterations of a semi-supervised epoch")
-    pretrain_batch: int = _setting(256, "training", "batch size of pre-training")
-    labeled_batch: int = _setting(64, "training", "B_l, labelled instances of an iteration")
-    unlabeled_batch: int = _setting(256, "training", "B_u, unlabelled instances of an iteration")
-    lr: float = _setting(0.1, "training", "learning rate, divided by ten after 40 %% and 60 %% of the epochs")
+    epochs: int = _setting(250, "training", "T, epochs; those of plsp are the semi-supervised ones")
+    pretrain_epochs: int = _setting(10, "plsp", "T0, epochs of pre-training on all candidates")
+    iterations: int = _setting(200, "plsp", "I, iterations of a semi-supervised epoch")
+    pretrain_batch: int = _setting(256, "training", "batch size; of plsp, that of pre-training")
+    labeled_batch: int = _setting(64, "plsp", "B_l, labelled instances of an iteration")
+    unlabeled_batch: int = _setting(256, "plsp", "B_u, unlabelled instances of an iteration")
+    lr: float = _setting(0.1, "training", "learning rate of the first epoch")
     weight_decay: float = _setting(1e-4, "training", "weight decay")
     seed: int = _setting(0, "training", "seed of candidate sets, initial weights, batches and augmentation")
 
@@ -55,7 +69,7 @@ class Config:
     compile: bool = _setting(False, "execution", "compile the network with torch.compile")
     impl: str = _setting("auto", "execution", "implementation of the loss", ("auto", "triton", "torch", "reference"))
     out: str = _setting(
-        "", "execution", "folder of the run (default: a fresh one, runs/<data set>-<candidates>-seed<seed>)"
+        "", "execution", "folder of the run (default: a fresh one, runs/[<method>-]<data set>-<candidates>-seed<seed>)"
     )
     tensorboard: bool = _setting(False, "execution", "also write TensorBoard logs")
 
@@ -133,13 +147,13 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def build_config(given: dict[str, Any]) -> Config:
-    """The preset of the data set, changed by what was given."""
+    """The preset of the data set, changed by that of the method, changed by what was given."""
     names = {setting.name for setting in dataclasses.fields(Config)}
     unknown = sorted(set(given) - names)
     if unknown:
         raise ValueError(f"unknown setting {unknown[0]!r}: choose from {', '.join(sorted(names))}")
-    dataset = given.get("dataset", Config.dataset)
-    return Config(**{**PRESETS.get(dataset, {}), **given})
+    dataset, method = given.get("dataset", Config.dataset), given.get("method", Config.method)
+    return Config(**{**PRESETS.get(dataset, {}), **METHOD_PRESETS.get(method, {}), **given})
 
 
 def read_config_file(path: str) -> dict[str, Any]:

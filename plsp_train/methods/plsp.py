@@ -10,27 +10,12 @@ from torch import Tensor
 from plsp_kernels import CurriculumThreshold, SemanticCovariance, SemanticLoss, semantic_upper_bound_loss
 from plsp_train.data import IndexSampler
 from plsp_train.methods.base import Method, Stage, Step, Task
+from plsp_train.methods.losses import candidate_cross_entropy, complementary_loss, softmax_within
 from plsp_train.methods.selection import select_reliable
 from plsp_train.metrics import predict
 
 PRETRAIN, TRAIN = "pretrain", "train"
 RELEASED_RAMP_EPOCHS = 50  # the released code reaches γ0 after this many epochs, whatever T
-
-
-def candidate_cross_entropy(logits: Tensor, candidates: Tensor) -> Tensor:
-    """Pre-training loss, equation (2): the mean of -log p over the candidates of each instance."""
-    weights = candidates / candidates.sum(1, keepdim=True)
-    return -(F.log_softmax(logits, dim=1) * weights).sum(1).mean()
-
-
-def complementary_loss(logits: Tensor, candidates: Tensor) -> Tensor:
-    """Σ_{j∉C} -log(1 - p_j) of a plain softmax, averaged over instances.
-
-    1 - p_j = Σ_{k≠j} p_k: with the log-odds o_j = z_j - logsumexp_{k≠j} z_k, log(1 - p_j) = logsigmoid(-o_j).
-    """
-    own = torch.eye(logits.shape[1], dtype=torch.bool, device=logits.device)
-    others = logits[:, None, :].masked_fill(own, -math.inf).logsumexp(-1)
-    return -F.logsigmoid(others - logits).masked_fill(candidates, 0).sum(1).mean()
 
 
 def plain_loss(
@@ -53,7 +38,7 @@ def plain_loss(
     mask = confidence >= thresholds[prediction]
     if argmax_in_candidates:
         mask = mask & candidates.gather(1, prediction[:, None])[:, 0]
-    targets = weak.detach().masked_fill(~candidates, -math.inf).softmax(1)
+    targets = softmax_within(weak.detach(), candidates)
     consistency = (mask * -(targets * F.log_softmax(strong, dim=1)).sum(1)).mean()
     if labeled_candidates is None:
         complementary = complementary_loss(weak, candidates)

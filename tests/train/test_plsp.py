@@ -11,7 +11,8 @@ from plsp_train.config import build_config
 from plsp_train.data import build_augmentation, load_dataset
 from plsp_train.engine import draw_candidates
 from plsp_train.methods import PLSP, Task
-from plsp_train.methods.plsp import candidate_cross_entropy, complementary_loss, plain_loss
+from plsp_train.methods.losses import candidate_cross_entropy, complementary_loss
+from plsp_train.methods.plsp import plain_loss
 from plsp_train.methods.selection import select_reliable
 from plsp_train.models import build_model
 from small_runs import metrics

@@ -1,0 +1,67 @@
+"""The pieces of PiCO: contrastive losses, moving class prototypes, a queue of keys. All embeddings are unit vectors."""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+TEMPERATURE = 0.07
+PROTOTYPE_MOMENTUM = 0.99
+
+
+def own_key_contrast(pool: Tensor, num_queries: int) -> Tensor:
+    """-log of the share of an instance's own key among that key and the queue, averaged over instances (InfoNCE).
+
+    The pool is the queries, then their keys in the same order, then the queue.
+    """
+    queries, keys, queue = pool.split([num_queries, num_queries, len(pool) - 2 * num_queries])
+    own = (queries * keys).sum(1, keepdim=True)
+    similarity = torch.cat([own, queries @ queue.T], dim=1) / TEMPERATURE
+    return (similarity.logsumexp(1) - similarity[:, 0]).mean()
+
+
+def same_label_contrast(pool: Tensor, labels: Tensor, num_queries: int) -> Tensor:
+    """-log of the share of a positive among the pool, averaged over a query's positives, then over queries.
+
+    Positives are the others of the pool that have the query's label: at least its own key.
+    """
+    oneself = torch.eye(num_queries, len(pool), dtype=torch.bool, device=pool.device)
+    similarity = (pool[:num_queries] @ pool.T / TEMPERATURE).masked_fill(oneself, -math.inf)
+    log_share = similarity - similarity.logsumexp(1, keepdim=True)
+    positive = (labels[:num_queries, None] == labels) & ~oneself
+    return -(log_share.masked_fill(~positive, 0).sum(1) / positive.sum(1)).mean()
+
+
+def update_prototypes(prototypes: Tensor, embeddings: Tensor, labels: Tensor) -> Tensor:
+    """M_y ← 0.99 M_y + 0.01 q for the samples of the batch one after the other, then normalised.
+
+    After m samples of a class, sample r (from 0) has gone through m - 1 - r further averages.
+    """
+    member = F.one_hot(labels, len(prototypes)).to(embeddings.dtype)
+    later = member.flip(0).cumsum(0).flip(0) - member
+    weights = (1 - PROTOTYPE_MOMENTUM) * PROTOTYPE_MOMENTUM**later * member
+    kept = PROTOTYPE_MOMENTUM ** member.sum(0)
+    return F.normalize(kept[:, None] * prototypes + weights.T @ embeddings, dim=1)
+
+
+class KeyQueue:
+    """The keys of the latest batches and their labels; at first, random keys whose label nobody has."""
+
+    def __init__(self, size: int, num_features: int, device: torch.device, generator: torch.Generator) -> None:
+        self.keys = F.normalize(torch.randn(size, num_features, generator=generator), dim=1).to(device)
+        self.labels = torch.full((size,), -1, dtype=torch.int64, device=device)
+        self._position = 0
+
+    def push(self, keys: Tensor, labels: Tensor) -> None:
+        """Replace the oldest keys. The size is a multiple of the batch size, so a batch never meets the end."""
+        part = slice(self._position, self._position + len(keys))
+        self.keys[part], self.labels[part] = keys, labels
+        self._position = part.stop % len(self.keys)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"keys": self.keys, "labels": self.labels, "position": self._position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.keys, self.labels, self._position = state["keys"], state["labels"], state["position"]

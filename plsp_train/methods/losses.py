@@ -1,0 +1,53 @@
+"""Losses of candidate sets, and the softmax within one. All in the log domain: no logit is too large."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def candidate_cross_entropy(logits: Tensor, candidates: Tensor) -> Tensor:
+    """PLSP's pre-training loss, equation (2): the mean of -log p over the candidates of each instance."""
+    return confidence_cross_entropy(logits, uniform_confidences(candidates))
+
+
+def confidence_cross_entropy(logits: Tensor, confidences: Tensor) -> Tensor:
+    """Σ_j -c_j log p_j, averaged over instances."""
+    return -(F.log_softmax(logits, dim=1) * confidences).sum(1).mean()
+
+
+def candidate_likelihood_loss(logits: Tensor, candidates: Tensor) -> Tensor:
+    """-log Σ_{j∈C} p_j, averaged over instances."""
+    within = logits.masked_fill(~candidates, -math.inf).logsumexp(1)
+    return (logits.logsumexp(1) - within).mean()
+
+
+def complementary_loss(logits: Tensor, candidates: Tensor) -> Tensor:
+    """Σ_{j∉C} -log(1 - p_j) of a plain softmax, averaged over instances.
+
+    1 - p_j = Σ_{k≠j} p_k: with the log-odds o_j = z_j - logsumexp_{k≠j} z_k, log(1 - p_j) = logsigmoid(-o_j).
+    """
+    own = torch.eye(logits.shape[1], dtype=torch.bool, device=logits.device)
+    others = logits[:, None, :].masked_fill(own, -math.inf).logsumexp(-1)
+    return -F.logsigmoid(others - logits).masked_fill(candidates, 0).sum(1).mean()
+
+
+def leveraged_weighted_loss(logits: Tensor, candidates: Tensor, weights: Tensor, leverage: float) -> Tensor:
+    """Σ_{j∈C} w_j σ(-z_j) + β Σ_{j∉C} w_j σ(z_j), averaged over instances."""
+    inside = torch.sigmoid(-logits)
+    outside = leverage * torch.sigmoid(logits)
+    return (weights * torch.where(candidates, inside, outside)).sum(1).mean()
+
+
+def softmax_within(logits: Tensor, members: Tensor) -> Tensor:
+    """p normalised over the members of each row, zero elsewhere; a row without members is zero.
+
+    It cannot underflow as a whole, as the product p ∘ members can.
+    """
+    return logits.masked_fill(~members, -math.inf).softmax(1).masked_fill(~members, 0)
+
+
+def uniform_confidences(candidates: Tensor) -> Tensor:
+    """1/|C| for each candidate."""
+    return candidates / candidates.sum(1, keepdim=True)

@@ -1,0 +1,123 @@
+"""What the methods that PLSP is compared with have in common."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from plsp_train.data import IndexSampler
+from plsp_train.methods.base import Method, Stage, Step, Task
+from plsp_train.methods.losses import confidence_cross_entropy, uniform_confidences
+
+TRAIN = "train"
+
+
+class SingleStage(Method):
+    """One stage of shuffled passes over all instances, each in its weak view, at a constant learning rate.
+
+    All batches are full, and none holds an instance twice: what is left at the end of a pass is left out.
+    """
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self.sampler = self._new_sampler()
+
+    def _new_sampler(self) -> IndexSampler:
+        everyone = torch.arange(len(self.task.inputs), device=self.task.inputs.device)
+        return IndexSampler(everyone, min(self.task.config.pretrain_batch, len(everyone)), self.task.generator)
+
+    def stages(self) -> list[Stage]:
+        return [Stage(TRAIN, self.task.config.epochs)]
+
+    def learning_rate(self, stage: str, epoch: int) -> float:
+        return self.task.config.lr
+
+    def num_iterations(self, stage: str) -> int:
+        return len(self.task.inputs) // self.sampler.batch_size
+
+    def start_epoch(self, stage: str, epoch: int) -> dict[str, Any]:
+        self.sampler = self._new_sampler()
+        return {}
+
+    def step(self, stage: str, epoch: int) -> Step:
+        index, inputs = self.draw()
+        loss = self.loss(self.task.model(inputs).float(), index)
+        return Step(loss, {"loss": loss}, len(index))
+
+    def draw(self) -> tuple[Tensor, Tensor]:
+        """The next batch: which instances, and their weak views."""
+        index = next(self.sampler)
+        return index, self.task.augmentation.weak(self.task.inputs[index], self.task.generator)
+
+    @abstractmethod
+    def loss(self, logits: Tensor, index: Tensor) -> Tensor:
+        """Of the instances' logits, in float32."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"sampler": self.sampler.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.sampler.load_state_dict(state["sampler"])
+
+
+class Disambiguation(SingleStage):
+    """Keeps the confidence of every label of every instance, uniform over the candidates at first.
+
+    The candidate sets stay as they are: a confidence that underflows to zero can grow again.
+    """
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self.confidences = uniform_confidences(task.candidates)
+
+    def loss(self, logits: Tensor, index: Tensor) -> Tensor:
+        return confidence_cross_entropy(logits, self.confidences[index])
+
+    def end_epoch(self, stage: str) -> dict[str, Any]:
+        """Of all instances, the share whose most confident candidate is the true label."""
+        labels = self.confidences.masked_fill(~self.task.candidates, -math.inf).argmax(1)
+        return {"labeled_purity": (labels == self.task.true_labels).float().mean().item()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"confidences": self.confidences}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.confidences = state["confidences"]
+
+
+class RefinedAfterStep(Disambiguation):
+    """Takes the confidences of a batch from a second look at it, when the optimiser has moved the network."""
+
+    def draw(self) -> tuple[Tensor, Tensor]:
+        self._batch = super().draw()
+        return self._batch
+
+    @torch.no_grad()
+    def after_step(self, stage: str) -> None:
+        index, inputs = self._batch
+        with frozen_statistics(self.task.model):
+            logits = self.task.model(inputs).float()
+        self.confidences.index_copy_(0, index, self.refined(logits, self.task.candidates[index]))
+
+    @abstractmethod
+    def refined(self, logits: Tensor, candidates: Tensor) -> Tensor:
+        """The new confidences of a batch."""
+
+
+@contextmanager
+def frozen_statistics(model: nn.Module) -> Iterator[None]:
+    """Batch norms in training mode still use the statistics of the batch, but add nothing to their running means."""
+    momenta = {module: module.momentum for module in model.modules() if isinstance(module, _BatchNorm)}
+    for norm in momenta:
+        norm.momentum = 0.0
+    try:
+        yield
+    finally:
+        for norm, momentum in momenta.items():
+            norm.momentum = momentum
