@@ -61,8 +61,8 @@ def _add_setting(group: Any, setting: "dataclasses.Field[Any]") -> None:
         group.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=help)
         return
     options: dict[str, Any] = {"type": type(setting.default), "default": argparse.SUPPRESS}
-    if setting.metadata["choices"]:
-        options["choices"] = setting.metadata["choices"]
+    if setting.metadata["choices"]:  # checked by Config, which says it in one line
+        options["metavar"] = f"{{{','.join(setting.metadata['choices'])}}}"
     else:
         options["metavar"] = {int: "N", float: "X"}.get(type(setting.default), setting.name.upper())
     group.add_argument(flag, help=help, **options)

@@ -7,32 +7,15 @@ import torch
 import torch.nn.functional as F
 
 from plsp_train.cli import main
-from plsp_train.config import build_config
-from plsp_train.data import build_augmentation, load_dataset
-from plsp_train.engine import draw_candidates
-from plsp_train.methods import PLSP, Task
+from plsp_train.methods import PLSP
 from plsp_train.methods.losses import candidate_cross_entropy, complementary_loss
 from plsp_train.methods.plsp import plain_loss
 from plsp_train.methods.selection import select_reliable
-from plsp_train.models import build_model
-from small_runs import metrics
+from small_runs import digits_task, metrics
 
 
 def _method(**given: object) -> PLSP:
-    config = build_config({"dataset": "digits", **given})
-    data = load_dataset("digits")
-    torch.manual_seed(0)
-    return PLSP(
-        Task(
-            config=config,
-            model=build_model("mlp", data.input_shape, data.num_classes),
-            inputs=data.train_inputs,
-            candidates=draw_candidates(config, data),
-            true_labels=data.train_labels,
-            augmentation=build_augmentation(data),
-            generator=torch.Generator().manual_seed(1),
-        )
-    )
+    return PLSP(digits_task(**given))
 
 
 def _naive_selection(logits, candidates, k, agree):  # type: ignore[no-untyped-def]

@@ -1,0 +1,285 @@
+"""The methods that PLSP is compared with: losses, confidences, schedules, runs."""
+
+import json
+import math
+import signal
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from plsp_train import report
+from plsp_train.cli import main
+from plsp_train.config import METHOD_PRESETS, build_config
+from plsp_train.engine import Engine
+from plsp_train.methods import METHODS, build_method
+from plsp_train.methods.losses import (
+    candidate_cross_entropy,
+    candidate_likelihood_loss,
+    confidence_cross_entropy,
+    leveraged_weighted_loss,
+    softmax_within,
+    uniform_confidences,
+)
+from small_runs import SMALL, digits_task, metrics, run
+
+COMPARED = [name for name in METHODS if name != "plsp"]
+REFINED_AFTER_STEP = ["rc", "lws", "cavl"]
+
+
+@pytest.fixture(autouse=True)
+def _no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To draw them takes longer than the runs here."""
+    monkeypatch.setattr(report, "draw_curves", lambda *_: True)
+
+
+def _batch(rows: int = 7, classes: int = 5) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits in float64, candidate sets of which one is full and one has a single label, weights of all labels."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(rows, classes, dtype=torch.float64, generator=generator)
+    candidates = torch.rand(rows, classes, generator=generator) < 0.5
+    candidates[:, 1] = True
+    candidates[0] = True
+    candidates[1] = torch.arange(classes) == 1
+    return logits, candidates, torch.rand(rows, classes, dtype=torch.float64, generator=generator)
+
+
+def _mean_of_rows(logits: Tensor, of_row: Callable[[int, list[float]], float]) -> float:
+    """The mean of a function of a row's number and probabilities."""
+    values = [of_row(i, row) for i, row in enumerate(logits.softmax(1).tolist())]
+    return sum(values) / len(values)
+
+
+def test_candidate_likelihood_is_minus_log_of_the_candidates_probability() -> None:
+    logits, candidates, _ = _batch()
+    expected = _mean_of_rows(
+        logits, lambda i, p: -math.log(sum(p[j] for j in range(len(p)) if candidates[i, j].item()))
+    )
+    assert candidate_likelihood_loss(logits, candidates).item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_confidence_cross_entropy_weighs_minus_log_p() -> None:
+    logits, _, weights = _batch()
+    expected = _mean_of_rows(logits, lambda i, p: -sum(weights[i, j].item() * math.log(p[j]) for j in range(len(p))))
+    assert confidence_cross_entropy(logits, weights).item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_leveraged_loss_weighs_a_sigmoid_inside_and_outside_the_candidates() -> None:
+    logits, candidates, weights = _batch()
+
+    def of_row(i: int, _: list[float]) -> float:
+        total = 0.0
+        for j, z in enumerate(logits[i].tolist()):
+            side, factor = (z, 1.0) if candidates[i, j] else (-z, 2.5)
+            total += factor * weights[i, j].item() / (1 + math.exp(side))
+        return total
+
+    loss = leveraged_weighted_loss(logits, candidates, weights, 2.5)
+    assert loss.item() == pytest.approx(_mean_of_rows(logits, of_row), rel=1e-12)
+
+
+def test_softmax_within_is_normalised_over_the_members() -> None:
+    logits, candidates, _ = _batch()
+    product = logits.softmax(1) * candidates
+    torch.testing.assert_close(softmax_within(logits, candidates), product / product.sum(1, keepdim=True))
+    assert (softmax_within(logits, ~candidates)[0] == 0).all(), "nothing is outside a full set"
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        candidate_cross_entropy,
+        candidate_likelihood_loss,
+        lambda z, s: confidence_cross_entropy(z, softmax_within(z.detach(), s)),
+        lambda z, s: leveraged_weighted_loss(z, s, uniform_confidences(s) + uniform_confidences(~s).nan_to_num(), 2.0),
+    ],
+    ids=["df", "cc", "confidences", "lws"],
+)
+def test_losses_stay_finite_at_extreme_logits(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+    # Rows: far apart either way, and candidates that all underflow beside one that is none.
+    logits = torch.tensor([[1e4, -1e4, 0.0], [-1e4, 1e4, -1e4], [-1e4, -9e3, 1e4]], requires_grad=True)
+    value = loss(logits, torch.tensor([[True, True, False], [True, False, True], [True, True, False]]))
+    value.backward()
+    assert math.isfinite(value.item())
+    assert torch.isfinite(logits.grad).all()
+
+
+def _method(name: str, **given: object):  # type: ignore[no-untyped-def]
+    return build_method(digits_task(method=name, **given))
+
+
+def _confidences_after(method, name: str, index: Tensor, logits: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+    if name == "proden":
+        method.loss(logits, index)
+        return method.confidences[index]
+    return method.refined(logits, method.task.candidates[index])
+
+
+@pytest.mark.parametrize("name", ["rc", "proden", "lws", "cavl"])
+@pytest.mark.parametrize("scale", [1.0, 1e4])
+def test_confidences_are_a_distribution_over_the_candidates(name: str, scale: float) -> None:
+    method, index = _method(name), torch.arange(64)
+    logits = scale * torch.randn(64, 10, generator=torch.Generator().manual_seed(0))
+    inside = method.task.candidates[index]
+    # The largest logit of all outside the set, where p of all candidates underflows.
+    logits[~inside] += 2 * scale
+    found = _confidences_after(method, name, index, logits)
+    torch.testing.assert_close((found * inside).sum(1), torch.ones(64))
+    if name == "lws":
+        torch.testing.assert_close((found * ~inside).sum(1), (~inside).any(1).float())
+    else:
+        assert (found[~inside] == 0).all()
+
+
+@pytest.mark.parametrize("name", ["rc", "proden", "lws", "cavl"])
+def test_a_candidate_whose_confidence_underflowed_can_come_back(name: str) -> None:
+    method, index = _method(name), torch.arange(64)
+    inside = method.task.candidates[index]
+    first, last = inside.float().argmax(1), 9 - inside.flip(1).float().argmax(1)
+    assert (first != last).all()
+    for label in (first, last):
+        found = _confidences_after(method, name, index, torch.full((64, 10), -1e4).scatter(1, label[:, None], 1e4))
+        assert (found.gather(1, label[:, None]) == 1).all()
+
+
+def test_confidences_start_uniform_over_the_candidates() -> None:
+    for name in ("rc", "proden", "cavl", "pico"):
+        method = _method(name)
+        torch.testing.assert_close(method.confidences, uniform_confidences(method.task.candidates))
+    assert (_method("lws").confidences == 0.1).all()
+
+
+def test_cavl_takes_a_candidate_even_where_all_activations_are_negative() -> None:
+    method = _method("cavl")
+    candidates = torch.tensor([[True, True] + [False] * 8])
+    logits = torch.tensor([[-3.0, -2.0] + [0.0] * 8])
+    assert method.refined(logits, candidates).argmax(1).item() == 1
+
+
+@pytest.mark.parametrize("name", REFINED_AFTER_STEP)
+def test_the_second_look_is_at_the_moved_network_and_leaves_batch_norm_alone(name: str) -> None:
+    method = _method(name)
+    model = method.task.model.train()
+    method.start_epoch("train", 1)
+    method.step("train", 1)
+    index, inputs = method._batch
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    means = [buffer.clone() for key, buffer in model.named_buffers() if "running" in key]
+    method.after_step("train")
+    assert all(map(torch.equal, means, [buffer for key, buffer in model.named_buffers() if "running" in key]))
+    expected = method.refined(model(inputs).detach(), method.task.candidates[index])
+    torch.testing.assert_close(method.confidences[index], expected)
+    assert not torch.equal(means[0], next(buffer for key, buffer in model.named_buffers() if "running" in key))
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_an_epoch_sees_no_instance_twice(name: str) -> None:
+    method = _method(name, pretrain_batch=100)
+    method.start_epoch("train", 1)
+    seen = torch.cat([method.draw()[0] for _ in range(method.num_iterations("train"))])
+    assert len(seen) == len(seen.unique()) == 1400
+
+
+def test_a_batch_is_never_larger_than_the_training_set() -> None:
+    method = _method("df", pretrain_batch=10**6)
+    assert method.num_iterations("train") == 1
+    assert len(method.draw()[0]) == len(method.task.inputs)
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_learning_rates(name: str) -> None:
+    method = _method(name, epochs=200, lr=0.1)
+    rates = [method.learning_rate("train", epoch) for epoch in (1, 50, 51, 101, 200)]
+    if name == "lws":
+        assert rates == pytest.approx([0.1, 0.1, 0.05, 0.025, 0.0125])
+    elif name == "pico":
+        assert rates[0] == pytest.approx(0.1)
+        assert rates[3] == pytest.approx((0.1 + 1e-4) / 2)
+        assert 1e-4 < rates[4] < 2e-4
+    else:
+        assert rates == [0.1] * 5
+
+
+def test_every_method_has_a_preset_which_what_is_given_overrides() -> None:
+    assert list(METHODS) == list(METHOD_PRESETS)
+    for name, preset in METHOD_PRESETS.items():
+        config = build_config({"method": name}).to_json()
+        assert {key: config[key] for key in preset} == preset
+        assert build_config({"method": name, "lr": 0.003}).lr == 0.003
+
+
+def test_an_unknown_method_is_a_one_line_error_that_names_the_choices(capsys) -> None:
+    assert main(["--method", "guess"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "method must be one of plsp, df, cc, rc, proden, lws, cavl, pico, got 'guess'" in error
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_the_first_epochs_learn(tmp_path, name: str) -> None:
+    out = tmp_path / "run"
+    assert main(["--method", name, "--epochs", "6", "--out", str(out)]) == 0
+    lines = metrics(out)
+    assert [line["stage"] for line in lines] == ["train"] * 6
+    assert lines[-1]["micro_f1"] > 0.6
+    assert lines[-1]["loss"] < lines[1]["loss"]
+    if name in ("df", "cc"):
+        assert "labeled_purity" not in lines[-1]
+    else:
+        assert lines[-1]["labeled_purity"] > 0.6
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_a_stop_in_the_middle_of_an_epoch_is_bit_exact(tmp_path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert run(whole, "--method", name) == 0
+    step = Engine._step
+
+    def stop_after(self: Engine, stage: str, epoch: int):  # type: ignore[no-untyped-def]
+        if (epoch, self.steps_done) == (2, 2):
+            self.stop_signal = signal.SIGINT
+        return step(self, stage, epoch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "_step", stop_after)
+        assert run(broken, "--method", name) == 130
+    assert torch.load(broken / "checkpoint.pt", weights_only=True)["steps_done"] == 3
+    assert run(broken, "--resume") == 0
+    assert metrics(broken) == metrics(whole)
+    ends = [torch.load(out / "checkpoint.pt", weights_only=True) for out in (whole, broken)]
+    for part in ("model", "method", "optimizer"):
+        torch.testing.assert_close(ends[1][part], ends[0][part], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", [*REFINED_AFTER_STEP, "proden", "pico"])
+def test_confidences_are_float32_under_autocast(tmp_path, name: str) -> None:
+    out = tmp_path / "run"
+    assert run(out, "--method", name, "--amp", "bf16") == 0
+    confidences = torch.load(out / "checkpoint.pt", weights_only=True)["method"]["confidences"]
+    assert confidences.dtype == torch.float32
+    assert torch.isfinite(confidences).all()
+
+
+def test_a_run_from_before_there_were_methods_resumes_as_plsp(tmp_path, capsys) -> None:
+    out = tmp_path / "run"
+    assert run(out) == 0
+    stored = json.loads((out / "config.json").read_text())
+    del stored["method"], stored["lws_leverage"]
+    (out / "config.json").write_text(json.dumps(stored))
+    capsys.readouterr()
+    assert run(out, "--resume", "--method", "proden") == 2
+    assert "method was 'plsp', now 'proden'" in capsys.readouterr().err
+    assert run(out, "--resume") == 0
+
+
+def test_the_folder_of_a_run_names_the_method_unless_it_is_plsp(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("plsp", "proden"):
+        assert main([*SMALL, "--epochs", "1", "--iterations", "1", "--method", name]) == 0
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {
+        "digits-fps0.5-seed0",
+        "proden-digits-fps0.5-seed0",
+    }
