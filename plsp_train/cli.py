@@ -11,8 +11,9 @@ from typing import Any
 from plsp_train.checkpoint import write_json
 from plsp_train.config import FREE_ON_RESUME, PRESETS, Config, build_config, read_config_file
 from plsp_train.data import REAL_PARTIAL_LABEL_SETS, ambiguity_summary, load_dataset
+from plsp_train.distributed import RankLost, is_main, one_rank_first, process_group
 from plsp_train.engine import Engine, NonFiniteLoss, StopRun, draw_candidates, pick_device
-from plsp_train.report import Reporter
+from plsp_train.report import Reporter, SilentReporter
 
 _GROUPS = {
     "data": "data and its ambiguity",
@@ -27,6 +28,7 @@ _EPILOG = """examples:
   python -m plsp_train --method proden                      one of the methods that plsp is compared with
   python -m plsp_train --dataset cifar100 --download --device cuda --amp bf16
   python -m plsp_train --resume --out runs/digits-fps0.5-seed0
+  torchrun --nproc-per-node 2 -m plsp_train --dataset cifar100 --data-root data
 """
 
 
@@ -79,23 +81,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         if print_config:
             print(json.dumps(build_config(given).to_json(), indent=2))
             return 0
-        return _run(given, resume, profile)
+        config = _resumed_config(given) if resume else build_config(given)
+        with process_group(pick_device(config.device)):
+            return _run(config, resume, profile)
+    except RankLost as error:
+        print(f"plsp_train: {error}", file=sys.stderr)
+        return 1
     except (ValueError, OSError, ImportError) as error:
         print(f"plsp_train: error: {error}", file=sys.stderr)
         return 2
 
 
-def _run(given: dict[str, Any], resume: bool, profile: bool) -> int:
-    config = _resumed_config(given) if resume else build_config(given)
-    pick_device(config.device)
-    data = load_dataset(config.dataset, config.data_root, download=config.download, recipe=config.recipe)
+def _run(config: Config, resume: bool, profile: bool) -> int:
+    with one_rank_first():
+        data = load_dataset(config.dataset, config.data_root, download=config.download, recipe=config.recipe)
     candidates = draw_candidates(config, data)
     out = Path(config.out) if config.out else _free_folder(config)
     if not resume and (out / "checkpoint.pt").exists():
         raise ValueError(f"{out} already holds a run: continue it with --resume, or choose another --out")
-    out.mkdir(parents=True, exist_ok=True)
+    if is_main():
+        out.mkdir(parents=True, exist_ok=True)
 
-    reporter = Reporter(tensorboard=config.tensorboard)
+    reporter = Reporter(tensorboard=config.tensorboard) if is_main() else SilentReporter()
     ambiguity = ambiguity_summary(candidates, data.train_labels)
     reporter.line(
         f"{config.dataset}: {len(data.train_labels)} training and {len(data.test_labels)} test instances, "
@@ -106,8 +113,9 @@ def _run(given: dict[str, Any], resume: bool, profile: bool) -> int:
     if resume:
         engine.resume()
         reporter.line(f"resuming {out} after {engine.epochs_done} epochs and {engine.steps_done} steps")
-    write_json(out / "config.json", {**config.to_json(), "out": str(out)})
-    write_json(out / "ambiguity.json", ambiguity._asdict())
+    if is_main():
+        write_json(out / "config.json", {**config.to_json(), "out": str(out)})
+        write_json(out / "ambiguity.json", ambiguity._asdict())
     try:
         if profile:
             reporter.line(f"trace written to {engine.profile()}")
@@ -117,7 +125,8 @@ def _run(given: dict[str, Any], resume: bool, profile: bool) -> int:
         reporter.line(f"stopped by {stopped}; continue with: python -m plsp_train --resume --out {out}")
         return stopped.exit_code
     except NonFiniteLoss as error:
-        print(f"plsp_train: {error}; try a smaller --lr. The last checkpoint in {out} is intact.", file=sys.stderr)
+        if is_main():
+            print(f"plsp_train: {error}; try a smaller --lr. The last checkpoint in {out} is intact.", file=sys.stderr)
         return 1
     return 0
 

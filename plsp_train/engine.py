@@ -21,6 +21,7 @@ from plsp_kernels import __version__
 from plsp_train.checkpoint import load_tensors, save_tensors, write_json
 from plsp_train.config import Config
 from plsp_train.data import TrainTestData, build_augmentation, generate_candidates
+from plsp_train.distributed import agree, average_gradients, is_main, num_ranks, own_device, share_out
 from plsp_train.methods import Step, Task, build_method
 from plsp_train.metrics import f1_scores, predict
 from plsp_train.models import build_model
@@ -45,14 +46,14 @@ class NonFiniteLoss(Exception):
 
 def pick_device(name: str) -> torch.device:
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
         raise ValueError(f"device must be auto, cpu, cuda or cuda:i, got {name!r}") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {name} is not there: torch sees no GPU; use --device cpu")
-    return device
+    return own_device(device)
 
 
 def draw_candidates(config: Config, data: TrainTestData) -> Tensor:
@@ -82,6 +83,7 @@ class Engine:
         model = build_model(config.model, data.input_shape, data.num_classes).to(self.device)
         if data.is_image:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        share_out(model)
         self.model = model
         task = Task(
             config=config,
@@ -123,8 +125,9 @@ class Engine:
             for stage, epoch in plan[self.epochs_done :]:
                 self._epoch(stage, epoch, len(plan))
         summary = self._summary()
-        write_json(self.out / "summary.json", summary)
-        save_tensors(self.out / "model.pt", {**self.rebuild, "state_dict": self.model.state_dict()})
+        if is_main():
+            write_json(self.out / "summary.json", summary)
+            save_tensors(self.out / "model.pt", {**self.rebuild, "state_dict": self.model.state_dict()})
         self.reporter.finish(summary, self.history, self.out)
         return summary
 
@@ -142,13 +145,15 @@ class Engine:
                 step = self._step(stage, epoch)
                 self.steps_done += 1
                 num_images += step.num_images
-                if progress.due():
+                # All ranks look at the means and stop at the same step, whichever of them was told to.
+                stop_signal, due = agree(self.stop_signal or 0, progress.due())
+                if due:
                     progress.show(self.steps_done, self._means(), num_images)
-                if self.stop_signal is not None and self.steps_done < num_steps:
+                if stop_signal and self.steps_done < num_steps:
                     self._means()
                     self.seconds = before + time.perf_counter() - start
                     self._save()
-                    raise StopRun(self.stop_signal)
+                    raise StopRun(stop_signal)
         training_seconds = time.perf_counter() - start
         metrics = {
             "epoch": self.epochs_done + 1,
@@ -167,8 +172,9 @@ class Engine:
         self.epochs_done, self.steps_done = self.epochs_done + 1, 0
         self._save()
         self.reporter.epoch(metrics, num_epochs, self.out)
-        if self.stop_signal is not None and self.epochs_done < num_epochs:
-            raise StopRun(self.stop_signal)
+        (stop_signal,) = agree(self.stop_signal or 0)
+        if stop_signal and self.epochs_done < num_epochs:
+            raise StopRun(stop_signal)
 
     def _step(self, stage: str, epoch: int) -> Step:
         with self._autocast():
@@ -178,6 +184,7 @@ class Engine:
             raise NonFiniteLoss(self._explain(step, epoch, stage))
         self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(step.loss).backward()
+        average_gradients(self.optimizer)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         with self._autocast():
@@ -240,7 +247,8 @@ class Engine:
         totals = profiler.key_averages()
         self.reporter.line(totals.table(sort_by="self_cpu_time_total", row_limit=25, max_name_column_width=48))
         path = self.out / "trace.json"
-        profiler.export_chrome_trace(str(path))
+        if is_main():
+            profiler.export_chrome_trace(str(path))
         return path
 
     # ------------------------------------------------------------------------------------------------- results
@@ -260,12 +268,15 @@ class Engine:
             "seconds_at_end_of": stage_ends,
             "seed": self.config.seed,
             "device": str(self.device),
+            "ranks": num_ranks(),
             "versions": {"plsp": __version__, "torch": torch.__version__, "python": platform.python_version()},
         }
 
     # -------------------------------------------------------------------------------------------- never lose work
 
     def _save(self) -> None:
+        if not is_main():
+            return
         save_tensors(
             self.out / "checkpoint.pt",
             {

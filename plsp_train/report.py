@@ -25,6 +25,8 @@ class Progress:
         return self._bar is not None and time.perf_counter() >= self._next
 
     def show(self, steps_done: int, means: dict[str, Any], num_images: int) -> None:
+        if self._bar is None:
+            return
         now = time.perf_counter()
         self._next = now + _REFRESH_SECONDS
         shown = {name: f"{value:.3f}" for name, value in means.items() if value is not None}
@@ -100,6 +102,22 @@ class Reporter:
         for name, value in metrics.items():
             if isinstance(value, int | float) and name != "epoch":
                 self._writer.add_scalar(name, value, metrics["epoch"])
+
+
+class SilentReporter(Reporter):
+    """For ranks that leave the report to rank 0."""
+
+    def line(self, text: str) -> None: ...
+
+    @contextmanager
+    def progress(self, stage: str, epoch: int, num_epochs: int, num_steps: int, done: int) -> Iterator[Progress]:
+        yield Progress(None)
+
+    def epoch(self, metrics: dict[str, Any], num_epochs: int, out: Path) -> None: ...
+
+    def rewrite(self, history: list[dict[str, Any]], out: Path) -> None: ...
+
+    def finish(self, summary: dict[str, Any], history: list[dict[str, Any]], out: Path) -> None: ...
 
 
 def draw_curves(history: list[dict[str, Any]], path: Path) -> bool:
