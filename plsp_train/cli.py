@@ -110,6 +110,8 @@ def _run(config: Config, resume: bool, profile: bool) -> int:
         f"({ambiguity.min_size} to {ambiguity.max_size}), {ambiguity.true_label_share:.1%} with the true one"
     )
     engine = Engine(config, data, candidates, out, reporter)
+    if engine.held_out is not None:
+        reporter.line(f"{len(engine.held_out.candidates)} of the training instances are held out for validation")
     if resume:
         engine.resume()
         reporter.line(f"resuming {out} after {engine.epochs_done} epochs and {engine.steps_done} steps")

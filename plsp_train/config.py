@@ -41,6 +41,7 @@ class Config:
     candidates: str = _setting("fps", "data", "generator of the candidate sets", GENERATORS)
     flip_probability: float = _setting(0.5, "data", "probability with which fps, pair and noisy add a label")
     noise_rate: float = _setting(0.1, "data", "probability with which noisy drops the true label")
+    validation_fraction: float = _setting(0.0, "data", "share of the training instances held out to choose an epoch by")
 
     method: str = _setting("plsp", "method", "how to learn from the candidate sets", tuple(METHOD_PRESETS))
     recipe: str = _setting("paper", "method", "the paper, or the variants of its released code", RECIPES)
@@ -105,6 +106,8 @@ def _check(setting: "dataclasses.Field[Any]", value: Any) -> None:
             raise ValueError(f"{name} must be {'positive' if name in _POSITIVE else 'at least 0'}, got {value}")
         if name in _UNIT and value > 1:
             raise ValueError(f"{name} must lie in [0, 1], got {value}")
+        if name == "validation_fraction" and value >= 1:
+            raise ValueError(f"validation_fraction must lie in [0, 1), got {value}")
         if name == "seed" and value > _SEEDS:
             raise ValueError(f"seed must be below 2^63, got {value}")
 

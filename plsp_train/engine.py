@@ -26,6 +26,7 @@ from plsp_train.methods import Step, Task, build_method
 from plsp_train.metrics import f1_scores, predict
 from plsp_train.models import build_model
 from plsp_train.report import Reporter
+from plsp_train.validation import criteria, hold_out, selected_epochs
 
 CHECKPOINT_FORMAT = 1
 LAST_EPOCHS = 10  # the summary's means are taken over this many
@@ -78,6 +79,7 @@ class Engine:
         self.config, self.out, self.reporter = config, out, reporter
         self.device = pick_device(config.device)
         self.test_inputs, self.test_labels = data.test_inputs, data.test_labels
+        data, candidates, self.held_out = hold_out(data, candidates, config.validation_fraction, config.seed)
         self.augmentation = build_augmentation(data, device=self.device, memory_format=torch.channels_last)
         torch.manual_seed(config.seed)
         model = build_model(config.model, data.input_shape, data.num_classes).to(self.device)
@@ -163,6 +165,7 @@ class Engine:
             **self.epoch_report,
             **self.method.end_epoch(stage),
             **f1_scores(predict(self.model, self.test_inputs, self.augmentation), self.test_labels),
+            **self._criteria(),
             "lr": self.optimizer.param_groups[0]["lr"],
         }
         self.seconds = before + time.perf_counter() - start
@@ -175,6 +178,12 @@ class Engine:
         (stop_signal,) = agree(self.stop_signal or 0)
         if stop_signal and self.epochs_done < num_epochs:
             raise StopRun(stop_signal)
+
+    def _criteria(self) -> dict[str, float]:
+        if self.held_out is None:
+            return {}
+        logits = predict(self.model, self.held_out.inputs, self.augmentation)
+        return criteria(logits, self.held_out.candidates.to(logits.device))
 
     def _step(self, stage: str, epoch: int) -> Step:
         with self._autocast():
@@ -263,6 +272,7 @@ class Engine:
             f"micro_f1_last{LAST_EPOCHS}": sum(line["micro_f1"] for line in recent) / len(recent),
             f"macro_f1_last{LAST_EPOCHS}": sum(line["macro_f1"] for line in recent) / len(recent),
             "micro_f1_best": max(line["micro_f1"] for line in self.history),
+            **selected_epochs(self.history),
             "epochs": len(self.history),
             "seconds": round(self.seconds, 3),
             "seconds_at_end_of": stage_ends,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from plsp_train.checkpoint import write_atomically
+from plsp_train.validation import CRITERIA
 
 _REFRESH_SECONDS = 0.5
 
@@ -68,6 +69,8 @@ class Reporter:
             ("labeled_purity", "labelled right"),
             ("mask_rate", "unlabelled used"),
             ("pseudo_label_purity", "of these right"),
+            ("covering_rate", "covering rate"),
+            ("approximated_accuracy", "approximated accuracy"),
         ):
             if metrics.get(name) is not None:
                 parts.append(f"{label} {metrics[name]:.1%}")
@@ -84,6 +87,9 @@ class Reporter:
         if self._writer is not None:
             self._writer.close()
         rows = [(name, f"{value:.4f}") for name, value in summary.items() if "_f1" in name]
+        for name, value in summary.items():
+            if name.startswith("selected_by_"):
+                rows.append((name, f"epoch {value['epoch']}, micro-F1 {value['micro_f1']:.4f}"))
         rows += [("epochs", str(summary["epochs"])), ("seconds", f"{summary['seconds']:.1f}"), ("run", str(out))]
         if not curves:
             rows.append(("curves", "not drawn: install matplotlib"))
@@ -133,7 +139,7 @@ def draw_curves(history: list[dict[str, Any]], path: Path) -> bool:
     panels = [
         (f1, "F1 on the test set", ("micro_f1", "macro_f1")),
         (losses, "loss and its terms", ("loss", "supervised", "consistency", "complementary")),
-        (purity, "shares", ("labeled_purity", "pseudo_label_purity", "mask_rate")),
+        (purity, "shares", ("labeled_purity", "pseudo_label_purity", "mask_rate", *CRITERIA)),
     ]
     for axes, title, names in panels:
         axes.set_title(title)
