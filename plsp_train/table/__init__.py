@@ -1,0 +1,1 @@
+"""Tables and figures of finished runs, beside the numbers of the paper."""

@@ -1,0 +1,140 @@
+"""From runs to tables: which rows and columns there are, and what stands in a cell."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from plsp_train.runs import Ambiguity
+from plsp_train.table.finished import METHOD_LABELS, SELECTIONS, FinishedRun
+from plsp_train.table.published import published_numbers
+from plsp_train.table.rows import Row, ambiguities_of, ambiguity_label, rows_of
+from plsp_train.table.statistics import LEVEL, mean_and_std, significant_gain
+from plsp_train.table.tuning import tuned
+
+GAIN, LOSS = "‡", "◦"
+_LEGEND = (
+    f"{GAIN}: PLSP is significantly better, {LOSS}: significantly worse "
+    f"(paired t-test over common seeds, two-sided, level {LEVEL}; none where PLSP has several rows)."
+)
+_METHODS = tuple(METHOD_LABELS.values())
+_PLSP = METHOD_LABELS["plsp"]
+_ABLATION = tuple(METHOD_LABELS[name] for name in ("df", "plsp w/o st", "plsp"))
+
+
+class Cell(NamedTuple):
+    """An empty one has no mean."""
+
+    mean: float | None = None
+    std: float | None = None
+    mark: str = ""
+    best: bool = False
+
+
+class Table(NamedTuple):
+    name: str
+    caption: str
+    digits: int
+    columns: list[str]
+    rows: list[tuple[str, list[Cell]]]
+
+
+class Metric(NamedTuple):
+    name: str
+    label: str
+    digits: int
+    is_score: bool
+    """Of two scores the higher is better, and the difference is tested."""
+    value: Callable[[FinishedRun], float | None]
+
+
+def build_tables(runs: Sequence[FinishedRun], select: str, tune: bool = False) -> list[Table]:
+    """Of each data set the scores, the ablation and the time, as far as there are runs."""
+    datasets = dict.fromkeys(run.config.dataset for run in runs)
+    return [table for dataset in datasets for table in _tables_of(dataset, runs, select, tune)]
+
+
+def _tables_of(dataset: str, runs: Sequence[FinishedRun], select: str, tune: bool) -> Iterator[Table]:
+    runs, chosen = [run for run in runs if run.config.dataset == dataset], ""
+    if tune:
+        runs, chosen = tuned(runs, select)
+    micro = Metric("micro_f1", "micro-F1", 3, True, lambda run: run.score("micro_f1", select))
+    macro = Metric("macro_f1", "macro-F1", 3, True, lambda run: run.score("macro_f1", select))
+    pretrain = Metric("pretrain_seconds", "pre-training", 1, False, lambda run: run.seconds("pretrain"))
+    train = Metric("train_seconds", "training", 1, False, lambda run: run.seconds("train"))
+    plan: list[tuple[str, str, list[Metric], Sequence[str]]] = [
+        ("micro_f1", f"micro-F1 on {dataset}, {SELECTIONS[select]}", [micro], _METHODS),
+        ("macro_f1", f"macro-F1 on {dataset}, {SELECTIONS[select]}", [macro], _METHODS),
+        ("ablation", f"Ablation on {dataset}, {SELECTIONS[select]}", [macro, micro], _ABLATION),
+        ("seconds", f"Seconds of pre-training and training on {dataset}", [pretrain, train], _METHODS),
+    ]
+    for name, what, metrics, methods in plan:
+        shown = [run for run in runs if run.method in methods]
+        if name == "ablation" and not {_PLSP} < {run.method for run in shown}:
+            continue
+        caption = f"{what}, mean ± std over {_num_seeds(shown)}.{chosen}"
+        yield _arrange(f"{dataset}-{name}", caption, metrics[0], _columns(dataset, shown, metrics, methods, tune))
+
+
+def _columns(
+    dataset: str, runs: Sequence[FinishedRun], metrics: Sequence[Metric], methods: Sequence[str], one_row: bool
+) -> dict[str, dict[Row, Cell]]:
+    """Ours and, where there are any, those of the paper beside them."""
+    rows = rows_of(runs, one_row)
+    first_rows = {row.method: row for row in reversed(rows)}
+    columns: dict[str, dict[Row, Cell]] = {}
+    for ambiguity in ambiguities_of(runs):
+        for metric in metrics:
+            label = ambiguity_label(ambiguity) + (f" {metric.label}" if len(metrics) > 1 else "")
+            columns[label] = _our_cells(rows, ambiguity, metric)
+            numbers = published_numbers(dataset, ambiguity, metric.name)
+            paper = {
+                first_rows.get(method, Row(method)): Cell(number.mean, number.std, GAIN if number.plsp_better else "")
+                for method, number in numbers.items()
+                if method in methods
+            }
+            if paper:
+                columns[f"{label} (paper)"] = _with_best(paper, metric)
+    return columns
+
+
+def _our_cells(rows: Mapping[Row, Sequence[FinishedRun]], ambiguity: Ambiguity, metric: Metric) -> dict[Row, Cell]:
+    values: dict[Row, dict[int, float]] = {}
+    for row, runs in rows.items():
+        for run in runs:
+            value = metric.value(run) if run.ambiguity == ambiguity else None
+            if value is not None:
+                values.setdefault(row, {})[run.config.seed] = value
+    plsp = [by_seed for row, by_seed in values.items() if row.method == _PLSP]
+    cells = {}
+    for row, by_seed in values.items():
+        tested = metric.is_score and row.method != _PLSP and len(plsp) == 1
+        gain = significant_gain(plsp[0], by_seed) if tested else 0
+        cells[row] = Cell(*mean_and_std([*by_seed.values()]), {1: GAIN, -1: LOSS, 0: ""}[gain])
+    return _with_best(cells, metric)
+
+
+def _with_best(cells: dict[Row, Cell], metric: Metric) -> dict[Row, Cell]:
+    """Means that look the same are equally good."""
+    if not metric.is_score or not cells:
+        return cells
+    rounded = {row: round(cell.mean, metric.digits) for row, cell in cells.items() if cell.mean is not None}
+    best = max(rounded.values())
+    return {row: cell._replace(best=rounded[row] == best) for row, cell in cells.items()}
+
+
+def _arrange(name: str, caption: str, metric: Metric, columns: dict[str, dict[Row, Cell]]) -> Table:
+    used = {row for cells in columns.values() for row in cells}
+    rows = sorted(used, key=lambda row: (_METHODS.index(row.method), row.settings))
+    return Table(
+        name,
+        f"{caption} {_LEGEND}" if metric.is_score else caption,
+        metric.digits,
+        list(columns),
+        [(str(row), [cells.get(row, Cell()) for cells in columns.values()]) for row in rows],
+    )
+
+
+def _num_seeds(runs: Sequence[FinishedRun]) -> str:
+    settings = [(run.method, run.settings, run.ambiguity) for run in runs]
+    counts = {settings.count(setting) for setting in settings}
+    fewest, most = min(counts), max(counts)
+    return f"{most} seed{'s' if most > 1 else ''}" if fewest == most else f"{fewest} to {most} seeds"
