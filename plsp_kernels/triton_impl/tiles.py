@@ -78,7 +78,7 @@ def matrix_blocks(num_rows: int, num_columns: int, dtype: torch.dtype) -> Blocks
         "BLOCK_N": block_n,
         "BLOCK_K": 16,
         "num_warps": 8 if block_m * block_n >= 4096 else 4,
-        "num_stages": 3,
+        "num_stages": 3 if dtype == torch.float32 else 2,
     }
 
 

@@ -1,0 +1,200 @@
+"""The tables of docs/gpu-static.md and the two CSV files they are made from."""
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from benchmarks.gpu_static import compilation, roofline
+from benchmarks.gpu_static.calls import LOSS
+from benchmarks.gpu_static.instructions import CLASSES
+from benchmarks.gpu_static.occupancy import LIMITS
+from benchmarks.gpu_static.roofline import GPUS
+from plsp_train.checkpoint import write_atomically
+
+ROOT = Path(__file__).parent.parent.parent
+DOCUMENT = ROOT / "docs" / "gpu-static.md"
+COMPILED_CSV = ROOT / "benchmarks" / "results" / "gpu_static.csv"
+ROOFLINE_CSV = ROOT / "benchmarks" / "results" / "gpu_static_roofline.csv"
+PRESETS = ("fmnist", "cifar10", "cifar100")
+"""Where a spilled register is a failure, in float32."""
+
+Row = dict[str, str]
+
+
+def failures(compiled: Iterable[Row]) -> list[str]:
+    """Kernels that spill at a preset's shape in float32, and those that did not compile."""
+    found = []
+    for row in compiled:
+        where = f"{row['kernel']} on {row['target']} ({row['shapes']}; {row['dtypes']})"
+        preset = "float32" in row["dtypes"].split() and any(shape in PRESETS for shape in row["shapes"].split())
+        if row["note"]:
+            found.append(f"{where} {row['note']}")
+        elif preset and int(row["spill bytes"]):
+            found.append(f"{where} spills {row['spill bytes']} bytes of registers")
+    return found
+
+
+def resources(compiled: Sequence[Row], dtype: str = "float32") -> str:
+    """Registers, shared bytes and resident blocks of each kernel, one column per target."""
+    rows = [row for row in compiled if dtype in row["dtypes"].split()]
+    targets = list(dict.fromkeys(row["target"] for row in rows))
+    shapes: dict[tuple[str, ...], list[str]] = {}
+    for kernel in dict.fromkeys(row["kernel"] for row in rows):
+        used = [row for row in rows if row["kernel"] == kernel]
+        for shape in dict.fromkeys(shape for row in used for shape in row["shapes"].split()):
+            here = {row["target"]: row for row in used if shape in row["shapes"].split()}
+            first = next(iter(here.values()))
+            cells = [_resource_cell(here[target]) if target in here else "" for target in targets]
+            shapes.setdefault((kernel, first["tile"], first["warps"], *cells), []).append(shape)
+    body = [[kernel, " ".join(names), *cells] for (kernel, *cells), names in shapes.items()]
+    return _table(["kernel", "shapes", "tile", "warps", *targets], body, left=3)
+
+
+def _resource_cell(row: Row) -> str:
+    if row["note"]:
+        return row["note"]
+    cell = f"{row['registers']} · {row['shared bytes']} · {row['resident blocks (computed)']}"
+    return cell + (f" · **{row['spill bytes']} spilled**" if int(row["spill bytes"]) else "")
+
+
+def spills(compiled: Iterable[Row]) -> str:
+    """Every binary with spilled registers."""
+    columns = ("target", "kernel", "shapes", "dtypes", "tile", "registers", "spill bytes")
+    body = [[row[name] for name in columns] for row in compiled if row["spill bytes"] not in ("", "0")]
+    return _table(columns, body, left=5) if body else "None."
+
+
+def instructions(compiled: Iterable[Row]) -> str:
+    """Static counts at the cifar100 shape in float32."""
+    body = [
+        [row["target"], row["kernel"], *(row[name] for name in CLASSES)]
+        for row in compiled
+        if "cifar100" in row["shapes"].split()
+        and "float32" in row["dtypes"].split()
+        and row["target"] in ("sm_80", "sm_90", "gfx942")
+    ]
+    return _table(["target", "kernel", *CLASSES], body, left=2)
+
+
+def totals(rows: Sequence[Row], dtype: str = "float32") -> str:
+    """Each function, forward and backward: the kernels beside the eager reference."""
+    body = []
+    for function, shape in dict.fromkeys((row["function"], row["shape"]) for row in rows):
+        body.append([function, shape, *_pair_of_totals(rows, function, shape, dtype)])
+    return _table(["function", "shape", *_TOTALS_HEADER], body, left=2)
+
+
+def dtypes(rows: Sequence[Row], shape: str = "cifar100") -> str:
+    """The loss in each dtype."""
+    names = dict.fromkeys(row["dtype"] for row in rows)
+    body = [[dtype, *_pair_of_totals(rows, LOSS, shape, dtype)] for dtype in names]
+    return _table(["dtype", *_TOTALS_HEADER], body)
+
+
+_TOTALS_HEADER = ["launches", "MB", "Gop", *(f"{gpu} µs (computed)" for gpu in GPUS)]
+
+
+def _pair_of_totals(rows: Iterable[Row], function: str, shape: str, dtype: str) -> list[str]:
+    """Cells "kernels / reference"."""
+    here = [row for row in rows if (row["function"], row["shape"], row["dtype"]) == (function, shape, dtype)]
+    columns = [_totals([row for row in here if row["implementation"] == impl]) for impl in ("triton", "reference")]
+    return [f"{kernels} / {reference}" for kernels, reference in zip(*columns, strict=True)]
+
+
+def _totals(rows: Sequence[Row]) -> list[str]:
+    def total(*columns: str) -> float:
+        return sum(float(row[column]) for row in rows for column in columns)
+
+    largest = max(float(row["largest tensor bytes"]) for row in rows)
+    times = [
+        f"{total(f'{name} µs (computed)'):,.3g}" if largest <= gpu.memory else "does not fit"
+        for name, gpu in GPUS.items()
+    ]
+    operations = total("matrix operations", "other operations") / 1e9
+    return [f"{total('launches'):.0f}", f"{total('bytes') / 1e6:,.4g}", f"{operations:,.3g}", *times]
+
+
+def kernels(rows: Iterable[Row], shape: str = "cifar100") -> str:
+    """The launches of the loss at one shape in float32, Triton's kernels one by one and ATen's together."""
+    times = [f"{gpu} µs (computed)" for gpu in GPUS]
+    columns = ["launches", "bytes", "matrix operations", "other operations", *times]
+    chosen: dict[str, list[float]] = {}
+    for row in rows:
+        if (row["function"], row["shape"], row["dtype"], row["implementation"]) == (LOSS, shape, "float32", "triton"):
+            name = "ATen, all together" if row["kernel"].startswith("aten::") else row["kernel"]
+            sums = chosen.setdefault(name, [0.0] * len(columns))
+            chosen[name] = [total + float(row[column]) for total, column in zip(sums, columns, strict=True)]
+    body = [
+        [name, *(f"{value:,.0f}" for value in values[:4]), *(f"{value:.3g}" for value in values[4:])]
+        for name, values in chosen.items()
+    ]
+    return _table(["kernel", *columns], body)
+
+
+def limits() -> str:
+    """Of each target, as the calculation of resident blocks uses them."""
+    body = []
+    for target, row in LIMITS.items():
+        registers, unit = row.registers_per_partition // row.warp_size, row.register_unit // row.warp_size
+        numbers = row.warps, row.warp_size, row.blocks, registers, unit, row.shared_bytes, row.shared_reserved
+        body.append([target, *map(str, numbers), row.source])
+    header = ["target", "warps", "threads per warp", "blocks", "registers per lane and partition", "in units of"]
+    return _table([*header, "shared bytes", "reserved per block", "source"], body)
+
+
+def gpus() -> str:
+    """The makers' figures."""
+    body = []
+    for name, gpu in GPUS.items():
+        sizes = [f"{value / 1e9:g}" for value in (gpu.memory, gpu.bandwidth)]
+        peaks = gpu.float32, gpu.float32_matrix, gpu.tf32_matrix, gpu.float64, gpu.float64_matrix
+        body.append([name, gpu.target, *sizes, *(f"{peak / 1e12:g}" if peak else "–" for peak in peaks), gpu.source])
+    header = ["GPU", "target", "GB", "GB/s", "float32", "float32 matrix", "TF32 matrix", "float64", "float64 matrix"]
+    return _table([*header, "source"], body, left=2)
+
+
+def _table(header: Sequence[str], body: Iterable[Sequence[str]], left: int = 1) -> str:
+    """Markdown; all columns but the first ones are numbers."""
+    rule = ["---"] * left + ["--:"] * (len(header) - left)
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *body))
+
+
+def document(text: str, compiled: Sequence[Row], counted: Sequence[Row]) -> str:
+    """The document with every table made anew; a table NAME stands between two comments that name it."""
+    tables: dict[str, Callable[[], str]] = {
+        "limits": limits,
+        "gpus": gpus,
+        "resources": lambda: resources(compiled),
+        "spills": lambda: spills(compiled),
+        "instructions": lambda: instructions(compiled),
+        "totals": lambda: totals(counted),
+        "dtypes": lambda: dtypes(counted),
+        "kernels": lambda: kernels(counted),
+    }
+    for name, table in tables.items():
+        begin, end = f"<!-- {name}: generated -->", f"<!-- end of {name} -->"
+        before, rest = text.split(begin)
+        text = before + begin + "\n" + table() + "\n" + end + rest.split(end)[1]
+    return text
+
+
+def write(compiled: Sequence[Row], counted: Sequence[Row]) -> None:
+    """Both CSV files and the document."""
+    write_atomically(COMPILED_CSV, _csv(compilation.COLUMNS, compiled))
+    write_atomically(ROOFLINE_CSV, _csv(roofline.COLUMNS, counted))
+    text = DOCUMENT.read_text(encoding="utf-8")
+    write_atomically(DOCUMENT, document(text, compiled, counted).encode())
+
+
+def _csv(columns: Sequence[str], rows: Iterable[Row]) -> bytes:
+    file = io.StringIO()
+    writer = csv.DictWriter(file, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue().encode()
+
+
+def read_csv(path: Path) -> list[Row]:
+    with open(path, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
