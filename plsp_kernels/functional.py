@@ -117,7 +117,7 @@ def semantic_upper_bound_loss(
     rows = torch.cat(blocks)
     if not isinstance(thresholds, Tensor):
         thresholds = rows.new_full((num_classes,), thresholds)
-    terms, confidence, prediction, mask = ops.UpperBound.apply(
+    total, terms, confidence, prediction, mask = ops.upper_bound(
         rows,
         _class_gram(weight, covariance, classes, impl),
         torch.cat(block_slots),
@@ -126,12 +126,12 @@ def semantic_upper_bound_loss(
         labeled_candidates,
         thresholds,
         _as_tensor(strength),
+        _as_tensor(ss_weight),
         beta,
         argmax_in_candidates,
         impl,
     )
     supervised, consistency, complementary = terms.unbind()
-    total = ss_weight * (supervised + consistency) + complementary
     return SemanticLoss(total, supervised, consistency, complementary, pseudo_labels, confidence, prediction, mask)
 
 
@@ -261,12 +261,12 @@ def _compute_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(tensor.to(torch.float64 if double else torch.float32) for tensor in tensors)
 
 
-def _as_tensor(strength: float) -> Tensor:
+def _as_tensor(number: float) -> Tensor:
     """How the operators take it, see ops/registration.py. On the CPU, where reading it makes no device wait.
 
     A product, because that is what torch.compile can keep for any value of a Python number.
     """
-    return torch.ones((), dtype=torch.float64, device="cpu") * strength
+    return torch.ones((), dtype=torch.float64, device="cpu") * number
 
 
 def _class_gram(weight: Tensor, covariance: Tensor, classes: Tensor, impl: str) -> Tensor:

@@ -28,7 +28,7 @@ def pairwise_quadratic_form(weight: Tensor, covariance: Tensor, classes: Tensor 
 def class_activation_labels(logits: Tensor, candidates: Tensor) -> Tensor:
     """ŷ_i = argmax_{j∈C_i} v_ij with the class activation value v_ij = z_ij |z_ij - 1|: (N,)."""
     activation = logits * (logits - 1).abs()
-    return activation.masked_fill(~candidates, -math.inf).argmax(dim=1)
+    return torch.where(candidates, activation, -math.inf).argmax(dim=1)
 
 
 def _adjusted_exponents(logits: Tensor, weight: Tensor, covariance: Tensor, classes: Tensor, strength: float) -> Tensor:

@@ -4,14 +4,14 @@ from plsp_kernels.ops.class_gram import ClassGram, PairQuadratic
 from plsp_kernels.ops.covariance_update import covariance_update
 from plsp_kernels.ops.log_odds import LogOdds, TargetLogOdds
 from plsp_kernels.ops.probit import probit_probabilities
-from plsp_kernels.ops.upper_bound import UpperBound
+from plsp_kernels.ops.upper_bound import upper_bound
 
 __all__ = [
     "ClassGram",
     "LogOdds",
     "PairQuadratic",
     "TargetLogOdds",
-    "UpperBound",
     "covariance_update",
     "probit_probabilities",
+    "upper_bound",
 ]

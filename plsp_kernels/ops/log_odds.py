@@ -12,7 +12,7 @@ def _fake_log_odds(logits: Tensor, gram: Tensor, slots: Tensor, strength: Tensor
     return torch.empty_like(logits, memory_format=torch.contiguous_format)
 
 
-def _fake_gradients(logits: Tensor, gram: Tensor, need_logits: bool, need_gram: bool) -> tuple[Tensor, Tensor]:
+def fake_gradients(logits: Tensor, gram: Tensor, need_logits: bool, need_gram: bool) -> tuple[Tensor, Tensor]:
     return (
         torch.empty_like(logits, memory_format=torch.contiguous_format) if need_logits else logits.new_empty(0),
         torch.empty_like(gram, memory_format=torch.contiguous_format) if need_gram else gram.new_empty(0),
@@ -30,7 +30,7 @@ def _fake_log_odds_backward(
     need_gram: bool,
     impl: str,
 ) -> tuple[Tensor, Tensor]:
-    return _fake_gradients(logits, gram, need_logits, need_gram)
+    return fake_gradients(logits, gram, need_logits, need_gram)
 
 
 def _fake_target_log_odds(
@@ -51,7 +51,7 @@ def _fake_target_log_odds_backward(
     need_gram: bool,
     impl: str,
 ) -> tuple[Tensor, Tensor]:
-    return _fake_gradients(logits, gram, need_logits, need_gram)
+    return fake_gradients(logits, gram, need_logits, need_gram)
 
 
 log_odds = define_operator(

@@ -1,6 +1,6 @@
 """Products of each sample's row with the matrix of its class, as few large GEMMs instead of a gathered copy."""
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -10,13 +10,23 @@ from plsp_kernels.torch_impl.chunks import PAIR_BYTES
 _WIDE_COLUMNS = 512  # up to this many columns U·l, multiplying with every matrix is cheaper than sorting
 
 
+class Spread(NamedTuple):
+    """One row per sample (N, l), and the rows laid out by slot."""
+
+    rows: Tensor
+    by_slot: Tensor
+
+
 class Groups(Protocol):
     num_slots: int
 
-    def multiply(self, rows: Tensor, matrices: Tensor) -> Tensor:
+    def spread(self, rows: Tensor) -> Spread:
+        """Lay the rows out for the products below."""
+
+    def multiply(self, rows: Spread, matrices: Tensor) -> Tensor:
         """rows[i] @ matrices[slots[i]]: (N, l) and (U, l, l) to (N, l)."""
 
-    def outer(self, left: Tensor, right: Tensor) -> Tensor:
+    def outer(self, left: Spread, right: Spread) -> Tensor:
         """Σ_{i in slot} left[i] right[i]ᵀ: twice (N, l) to (U, l, l)."""
 
 
@@ -32,19 +42,22 @@ def group_by_slot(slots: Tensor, matrices: Tensor) -> Groups | None:
 
 
 class _WideGroups:
-    """One product with all matrices side by side; the block of the sample's own slot is what counts."""
+    """Every row in its slot's block of a wide row of zeros (N, U·l): one product with all matrices stacked."""
 
     def __init__(self, slots: Tensor, matrices: Tensor) -> None:
         self.num_slots = matrices.shape[0]
         self.place = torch.arange(0, slots.shape[0] * self.num_slots, self.num_slots).add_(slots)
 
-    def multiply(self, rows: Tensor, matrices: Tensor) -> Tensor:
-        wide = torch.mm(rows, matrices.transpose(0, 1).reshape(rows.shape[1], -1))  # (N, U·l)
-        return wide.view(-1, rows.shape[1]).index_select(0, self.place)
+    def spread(self, rows: Tensor) -> Spread:
+        count, width = rows.shape
+        wide = rows.new_zeros(count * self.num_slots, width).index_copy_(0, self.place, rows)
+        return Spread(rows, wide.view(count, -1))
 
-    def outer(self, left: Tensor, right: Tensor) -> Tensor:
-        wide = left.new_zeros(left.shape[0] * self.num_slots, left.shape[1]).index_copy_(0, self.place, left)
-        return torch.mm(wide.view(left.shape[0], -1).t(), right).view(self.num_slots, -1, right.shape[1])
+    def multiply(self, rows: Spread, matrices: Tensor) -> Tensor:
+        return torch.mm(rows.by_slot, matrices.view(-1, matrices.shape[2]))
+
+    def outer(self, left: Spread, right: Spread) -> Tensor:
+        return torch.mm(left.by_slot.t(), right.rows).view(self.num_slots, -1, right.rows.shape[1])
 
 
 class _PaddedGroups:
@@ -58,12 +71,12 @@ class _PaddedGroups:
         within = torch.arange(slots.shape[0]) - (counts.cumsum(0) - counts)[slots[order]]
         self.place = torch.empty_like(slots).index_copy_(0, order, slots[order] * self.depth + within)
 
-    def _pad(self, rows: Tensor) -> Tensor:
-        padded = rows.new_zeros(self.num_slots * self.depth, rows.shape[1])
-        return padded.index_copy_(0, self.place, rows).view(self.num_slots, self.depth, -1)
+    def spread(self, rows: Tensor) -> Spread:
+        padded = rows.new_zeros(self.num_slots * self.depth, rows.shape[1]).index_copy_(0, self.place, rows)
+        return Spread(rows, padded.view(self.num_slots, self.depth, -1))
 
-    def multiply(self, rows: Tensor, matrices: Tensor) -> Tensor:
-        return torch.bmm(self._pad(rows), matrices).flatten(0, 1).index_select(0, self.place)
+    def multiply(self, rows: Spread, matrices: Tensor) -> Tensor:
+        return torch.bmm(rows.by_slot, matrices).flatten(0, 1).index_select(0, self.place)
 
-    def outer(self, left: Tensor, right: Tensor) -> Tensor:
-        return torch.bmm(self._pad(left).mT, self._pad(right))
+    def outer(self, left: Spread, right: Spread) -> Tensor:
+        return torch.bmm(left.by_slot.mT, right.by_slot)

@@ -13,6 +13,7 @@ With g = diag(G) the exponent separates into z_k + (λ/2) g_k, (λ/2) g_j and -�
 forms Q, and the separable form turns the sums over pairs into matrix products with exp(-λ G).
 """
 
+import functools
 import math
 
 import torch
@@ -25,18 +26,7 @@ from plsp_kernels.torch_impl.groups import Groups, group_by_slot
 
 def log_odds(logits: Tensor, gram: Tensor, slots: Tensor, strength: float) -> Tensor:
     """o_ij for the samples of logits (N, l), sample i having the Gram matrix gram[slots[i]]: (N, l)."""
-    diagonal, shifted = _shifted_logits(logits, gram, slots, strength)
-    log_sum = None
-    separable = _Separable.of(shifted, gram, slots, strength)
-    if separable is not None:
-        sums = separable.groups.multiply(separable.scale, separable.kernel)
-        if separable.resolves(sums):
-            log_sum = sums.log_().add_(separable.largest)
-    if log_sum is None:
-        log_sum = torch.empty_like(logits)
-        for part, columns in _pair_chunks(logits):
-            log_sum[part, columns] = _pair_exponents(shifted, gram, slots, strength, part, columns).logsumexp(-1)
-    return logits - log_sum.add_(diagonal)
+    return LogOdds(logits, gram, slots, strength).odds
 
 
 def log_odds_backward(
@@ -50,22 +40,52 @@ def log_odds_backward(
     need_gram: bool,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of log_odds: with respect to the logits (N, l) and, symmetric, to gram (U, l, l); empty if unneeded."""
-    diagonal, shifted = _shifted_logits(logits, gram, slots, strength)
-    log_sum = (logits - odds).sub_(diagonal)
-    separable = _Separable.of(shifted, gram, slots, strength)
-    if separable is not None and separable.resolves(sums := (log_sum - separable.largest).exp_()):
-        pulled, pair_grad = separable.backward(grad_odds, sums, gram, need_gram)
-    else:
-        pulled = torch.zeros_like(logits)
-        pair_grad = torch.zeros_like(gram) if need_gram else gram.new_empty(0)
-        for part, columns in _pair_chunks(logits):
-            pairs = _pair_exponents(shifted, gram, slots, strength, part, columns)
-            pairs.sub_(log_sum[part, columns, None]).exp_().mul_(grad_odds[part, columns, None])
-            pulled[part] += pairs.sum(1)
-            if need_gram:
-                pair_grad[:, columns].index_add_(0, slots[part], pairs)
-    grad_logits = grad_odds - pulled if need_logits else logits.new_empty(0)
-    return grad_logits, gram_gradient(pair_grad.mul_(-strength / 2)) if need_gram else pair_grad
+    return LogOdds(logits, gram, slots, strength, odds).backward(grad_odds, need_logits, need_gram)
+
+
+class LogOdds:
+    """The odds of a batch, and of their computation what the gradients need; known odds are not computed again."""
+
+    def __init__(
+        self, logits: Tensor, gram: Tensor, slots: Tensor, strength: float, odds: Tensor | None = None
+    ) -> None:
+        self.gram, self.slots, self.strength = gram, slots, strength
+        diagonal, self.shifted = _shifted_logits(logits, gram, slots, strength)
+        # logsumexp_{k≠j} of the exponents, less (λ/2) g_j
+        log_sum = None if odds is None else (logits - odds).sub_(diagonal)
+        self.separable = _Separable.of(self.shifted, gram, slots, strength, log_sum)
+        if log_sum is None:
+            log_sum = self._log_sum() if self.separable is None else self.separable.log_sum()
+        self.log_sum = log_sum
+        self.odds = (logits - log_sum).sub_(diagonal) if odds is None else odds
+
+    def _log_sum(self) -> Tensor:
+        log_sum = torch.empty_like(self.shifted)
+        for part, columns in _pair_chunks(self.shifted):
+            log_sum[part, columns] = self._exponents(part, columns).logsumexp(-1)
+        return log_sum
+
+    def _exponents(self, part: slice, columns: slice) -> Tensor:
+        """z_k + (λ/2) g_k - λ G[j, k] with -inf at k = j, indexed [i, j, k]: (chunk, columns, l)."""
+        exponents = self.gram[:, columns][self.slots[part]].mul_(-self.strength).add_(self.shifted[part, None, :])
+        exponents.diagonal(offset=columns.start, dim1=1, dim2=2).fill_(-math.inf)
+        return exponents
+
+    def backward(self, grad_odds: Tensor, need_logits: bool, need_gram: bool) -> tuple[Tensor, Tensor]:
+        """As log_odds_backward."""
+        if self.separable is not None:
+            pulled, pair_grad = self.separable.backward(grad_odds, self.gram, need_gram)
+        else:
+            pulled = torch.zeros_like(self.shifted)
+            pair_grad = torch.zeros_like(self.gram) if need_gram else self.gram.new_empty(0)
+            for part, columns in _pair_chunks(self.shifted):
+                pairs = self._exponents(part, columns).sub_(self.log_sum[part, columns, None]).exp_()
+                pairs.mul_(grad_odds[part, columns, None])
+                pulled[part] += pairs.sum(1)
+                if need_gram:
+                    pair_grad[:, columns].index_add_(0, self.slots[part], pairs)
+        grad_logits = grad_odds - pulled if need_logits else grad_odds.new_empty(0)
+        return grad_logits, gram_gradient(pair_grad.mul_(-self.strength / 2)) if need_gram else pair_grad
 
 
 def target_log_odds(logits: Tensor, gram: Tensor, slots: Tensor, targets: Tensor, strength: float) -> Tensor:
@@ -114,15 +134,6 @@ def _pair_chunks(logits: Tensor) -> list[tuple[slice, slice]]:
     ]
 
 
-def _pair_exponents(
-    shifted: Tensor, gram: Tensor, slots: Tensor, strength: float, part: slice, columns: slice
-) -> Tensor:
-    """z_k + (λ/2) g_k - λ G[j, k] with -inf at k = j, indexed [i, j, k]: (chunk, columns, l)."""
-    exponents = gram[:, columns][slots[part]].mul_(-strength).add_(shifted[part, None, :])
-    exponents.diagonal(offset=columns.start, dim1=1, dim2=2).fill_(-math.inf)
-    return exponents
-
-
 def _target_exponents(logits: Tensor, gram: Tensor, slots: Tensor, targets: Tensor, strength: float) -> Tensor:
     """z_k + (λ/2) Q[k, targets[i]] with -inf at k = targets[i]: (N, l)."""
     diagonal, shifted = _shifted_logits(logits, gram, slots, strength)
@@ -137,34 +148,43 @@ class _Separable:
     for the device, so there the direct form serves.
     """
 
-    def __init__(self, shifted: Tensor, gram: Tensor, groups: Groups, strength: float, reach: float) -> None:
+    def __init__(self, shifted: Tensor, gram: Tensor, groups: Groups, strength: float, log_sum: Tensor | None) -> None:
         self.groups = groups
-        self.reach = reach
         self.largest = shifted.amax(1, keepdim=True)  # (N, 1)
-        self.scale = (shifted - self.largest).exp_()  # (N, l)
+        self.scale = groups.spread((shifted - self.largest).exp_())
         self.kernel = (gram[: groups.num_slots] * -strength).exp_()  # (U, l, l), zero at k = j
         self.kernel.diagonal(dim1=1, dim2=2).zero_()
+        if log_sum is None:
+            self.sums = groups.multiply(self.scale, self.kernel)  # (N, l)
+        else:
+            self.sums = (log_sum - self.largest).exp_()
 
     @staticmethod
-    def of(shifted: Tensor, gram: Tensor, slots: Tensor, strength: float) -> "_Separable | None":
+    def of(
+        shifted: Tensor, gram: Tensor, slots: Tensor, strength: float, log_sum: Tensor | None
+    ) -> "_Separable | None":
         """The form for these samples, or None where only the direct form serves."""
         if shifted.device.type != "cpu" or shifted.shape[0] == 0:
             return None
         # By Cauchy-Schwarz no entry of a Gram matrix exceeds its largest diagonal entry.
         reach = strength * float(gram.diagonal(dim1=1, dim2=2).max())
-        if not reach <= _exponent_range(gram.dtype):
+        exponent_range = _exponent_range(gram.dtype)
+        if not reach <= exponent_range:
             return None
         groups = group_by_slot(slots, gram)
-        return None if groups is None else _Separable(shifted, gram, groups, strength, reach)
+        if groups is None:
+            return None
+        separable = _Separable(shifted, gram, groups, strength, log_sum)
+        # Every sum must be far above the terms that underflowed to zero, which exp(reach) may have multiplied.
+        return separable if float(separable.sums.min()) >= math.exp(reach - exponent_range) else None
 
-    def resolves(self, sums: Tensor) -> bool:
-        """Whether every sum is far above the terms that underflowed to zero, which exp(reach) may have multiplied."""
-        return float(sums.min()) >= math.exp(self.reach - _exponent_range(sums.dtype))
+    def log_sum(self) -> Tensor:
+        return self.sums.log().add_(self.largest)
 
-    def backward(self, grad_odds: Tensor, sums: Tensor, gram: Tensor, need_gram: bool) -> tuple[Tensor, Tensor]:
+    def backward(self, grad_odds: Tensor, gram: Tensor, need_gram: bool) -> tuple[Tensor, Tensor]:
         """Σ_j d_j P[k|j] (N, l) and Σ_i d_j P[k|j] (U, l, l)."""
-        share = grad_odds / sums
-        pulled = self.groups.multiply(share, self.kernel).mul_(self.scale)
+        share = self.groups.spread(grad_odds / self.sums)
+        pulled = self.groups.multiply(share, self.kernel).mul_(self.scale.rows)
         if not need_gram:
             return pulled, gram.new_empty(0)
         pair_grad = self.groups.outer(self.scale, share).mul_(self.kernel)
@@ -174,6 +194,7 @@ class _Separable:
         return pulled, pair_grad
 
 
+@functools.cache
 def _exponent_range(dtype: torch.dtype) -> float:
     """Exponents below zero that the dtype resolves to full precision: its range, less its digits."""
     info = torch.finfo(dtype)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plsp_kernels.torch_impl.log_odds import log_odds
+from plsp_kernels.torch_impl.log_odds import LogOdds
 from plsp_kernels.torch_impl.probit import probit_probabilities
 
 
@@ -19,20 +19,24 @@ def upper_bound(
     labeled_candidates: Tensor | None,
     thresholds: Tensor,
     strength: float,
+    ss_weight: float,
     beta: float,
     argmax_in_candidates: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    need_rows: bool,
+    need_gram: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Equations (11), (12), (14), (15) for one step.
 
     rows (N, l) holds the logits of the labelled batch (Bl), the strong view (Bu), the weak view (Bu) and, where
     labeled_candidates is given, the labelled batch again; slots (N,) says which Gram matrix serves each.
 
-    Returns terms (3,): supervised, consistency, complementary; odds (N, l); grad_odds (N, l), the derivative of each
-    row's own term with respect to its odds; confidence, prediction and mask of the unlabelled batch.
+    Returns terms (4,): total, supervised, consistency, complementary; odds (N, l); grad_odds (N, l), the derivative of
+    each row's own term with respect to its odds; the gradients of the total with respect to rows (N, l) and to gram
+    (U, l, l), empty if unneeded; confidence, prediction and mask of the unlabelled batch.
     """
     num_labeled, num_unlabeled = labels.shape[0], candidates.shape[0]
     strong, weak = num_labeled, num_labeled + num_unlabeled  # where these blocks begin
-    odds = log_odds(rows, gram, slots, strength)
+    log_odds = LogOdds(rows, gram, slots, strength)
     weak_logits = rows[weak : weak + num_unlabeled]
     probabilities = probit_probabilities(weak_logits, gram, slots[weak : weak + num_unlabeled], strength, beta)
 
@@ -49,13 +53,20 @@ def upper_bound(
     _write_targets(weights[strong:weak], probabilities, mask, weak_logits, candidates)
     weights[weak:].copy_(outside).div_(max(outside.shape[0], 1))
 
-    signed = odds.clone()
+    signed = log_odds.odds.clone()
     signed[weak:].neg_()
     supervised, consistency, complementary = (
         block.sum() for block in (F.logsigmoid(signed) * weights).tensor_split((strong, weak))
     )
+    total = ss_weight * (supervised + consistency) - complementary
+    terms = torch.stack([total, supervised, consistency, -complementary])
     grad_odds = signed.neg_().sigmoid_().mul_(weights)
-    return torch.stack([supervised, consistency, -complementary]), odds, grad_odds, confidence, prediction, mask
+
+    grad_rows, grad_gram = rows.new_empty(0), gram.new_empty(0)
+    if need_rows or need_gram:
+        grad_total = torch.cat([grad_odds[:weak] * ss_weight, grad_odds[weak:]])
+        grad_rows, grad_gram = log_odds.backward(grad_total, need_rows, need_gram)
+    return terms, log_odds.odds, grad_odds, grad_rows, grad_gram, confidence, prediction, mask
 
 
 def _write_targets(out: Tensor, probabilities: Tensor, mask: Tensor, logits: Tensor, candidates: Tensor) -> None:

@@ -6,7 +6,13 @@ import triton.language as tl
 from torch import Tensor
 
 from plsp_kernels.triton_impl import tiles
-from plsp_kernels.triton_impl.log_odds import add_to_log_sum, gram_tile, log_odds_tile, pair_exponents
+from plsp_kernels.triton_impl.log_odds import (
+    add_to_log_sum,
+    gram_tile,
+    log_odds_backward,
+    log_odds_tile,
+    pair_exponents,
+)
 from plsp_kernels.triton_impl.probit import probit_constants, probit_ratios
 
 
@@ -198,24 +204,33 @@ def _row_loss_kernel(
 
 
 @triton.jit
-def _terms_kernel(
-    losses_ptr,  # (N,)
-    terms_ptr,  # (3,)
-    num_rows,
-    num_labeled,
-    num_unlabeled,
-    BLOCK_N: tl.constexpr,
-):
-    DTYPE: tl.constexpr = terms_ptr.dtype.element_ty
-    term = tl.program_id(0)
-    weak = num_labeled + num_unlabeled
-    first = tl.where(term == 0, 0, tl.where(term == 1, num_labeled, weak))
-    last = tl.where(term == 0, num_labeled, tl.where(term == 1, weak, num_rows))
-    total = tl.zeros((BLOCK_N,), DTYPE)
+def _sum_of_rows(losses_ptr, first, last, BLOCK_N: tl.constexpr):
+    total = tl.zeros((BLOCK_N,), losses_ptr.dtype.element_ty)
     for start in range(first, last, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
         total += tl.load(losses_ptr + n, mask=n < last, other=0.0)
-    tl.store(terms_ptr + term, tl.sum(total, 0))
+    return tl.sum(total, 0)
+
+
+@triton.jit
+def _terms_kernel(
+    losses_ptr,  # (N,)
+    terms_ptr,  # (4,): total, supervised, consistency, complementary
+    num_rows,
+    num_labeled,
+    num_unlabeled,
+    ss_weight: tl.float64,
+    BLOCK_N: tl.constexpr,
+):
+    weak = num_labeled + num_unlabeled
+    supervised = _sum_of_rows(losses_ptr, 0, num_labeled, BLOCK_N)
+    consistency = _sum_of_rows(losses_ptr, num_labeled, weak, BLOCK_N)
+    complementary = _sum_of_rows(losses_ptr, weak, num_rows, BLOCK_N)
+    weight = tl.full((), ss_weight, terms_ptr.dtype.element_ty)
+    tl.store(terms_ptr, weight * (supervised + consistency) + complementary)
+    tl.store(terms_ptr + 1, supervised)
+    tl.store(terms_ptr + 2, consistency)
+    tl.store(terms_ptr + 3, complementary)
 
 
 def upper_bound(
@@ -227,9 +242,12 @@ def upper_bound(
     labeled_candidates: Tensor | None,
     thresholds: Tensor,
     strength: float,
+    ss_weight: float,
     beta: float,
     argmax_in_candidates: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    need_rows: bool,
+    need_gram: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Equations (11), (12), (14), (15) for one step, as `plsp_kernels.torch_impl.upper_bound` describes them.
 
     The two views of an unlabelled instance have one pseudo-label and so one slot: it is read at the strong row.
@@ -242,7 +260,7 @@ def upper_bound(
     candidates = tiles.dense_rows(candidates).view(torch.uint8)
     odds, grad_odds = (rows.new_empty(num_rows, num_classes, dtype=dtype) for _ in range(2))
     probabilities = rows.new_empty(num_unlabeled, num_classes, dtype=dtype)
-    losses, terms = rows.new_empty(num_rows, dtype=dtype), rows.new_empty(3, dtype=dtype)
+    losses, terms = rows.new_empty(num_rows, dtype=dtype), rows.new_empty(4, dtype=dtype)
     confidence = rows.new_empty(num_unlabeled, dtype=dtype)
     prediction = labels.new_empty(num_unlabeled)
     mask = rows.new_empty(num_unlabeled, dtype=torch.bool)
@@ -288,5 +306,12 @@ def upper_bound(
         TINY=torch.finfo(dtype).tiny,
         **tiles.row_blocks(num_classes),
     )
-    tiles.launch(_terms_kernel, (3,), losses, terms, num_rows, num_labeled, num_unlabeled, **tiles.sum_blocks())
-    return terms, odds, grad_odds, confidence, prediction, mask
+    tiles.launch(
+        _terms_kernel, (1,), losses, terms, num_rows, num_labeled, num_unlabeled, ss_weight, **tiles.sum_blocks()
+    )
+    grad_rows, grad_gram = rows.new_empty(0, dtype=dtype), gram.new_empty(0)
+    if need_rows or need_gram:
+        weak = num_labeled + num_unlabeled
+        grad_total = torch.cat([grad_odds[:weak] * ss_weight, grad_odds[weak:]])
+        grad_rows, grad_gram = log_odds_backward(grad_total, rows, odds, gram, slots, strength, need_rows, need_gram)
+    return terms, odds, grad_odds, grad_rows, grad_gram, confidence, prediction, mask

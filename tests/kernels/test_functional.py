@@ -419,7 +419,7 @@ class TestInnerForms:
     @pytest.mark.parametrize("shape", CASES, ids=str)
     def test_separable_form_is_taken_by_default(self, shape, monkeypatch):
         module = torch_impl_module("log_odds")
-        monkeypatch.setattr(module, "_pair_exponents", lambda *args: pytest.fail("direct form"))
+        monkeypatch.setattr(module.LogOdds, "_exponents", lambda *args: pytest.fail("direct form"))
         make_problem(*shape).leaves().loss(impl="torch").total.backward()
 
     @pytest.mark.parametrize("kind", KINDS)
@@ -481,8 +481,8 @@ class TestInnerForms:
     def test_large_strength_takes_the_direct_form(self, monkeypatch):
         module = torch_impl_module("log_odds")
         calls = []
-        original = module._pair_exponents
-        monkeypatch.setattr(module, "_pair_exponents", lambda *args: calls.append(1) or original(*args))
+        original = module.LogOdds._exponents
+        monkeypatch.setattr(module.LogOdds, "_exponents", lambda *args: calls.append(1) or original(*args))
         problem = make_problem(3, 9, 7, 19, dtype=torch.float32).leaves()
         problem.loss(impl="torch", strength=200.0).total.backward()
         assert len(calls) >= 2  # forward and backward

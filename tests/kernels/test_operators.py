@@ -32,7 +32,7 @@ def operator_inputs(name: str, kind: str, empty: bool, dtype: torch.dtype) -> li
     flags = [(True, True), (True, False), (False, True), (False, False)]
     step = gram, row_slots, problem.labels, problem.candidates
     again = torch.cat([rows, labeled]), gram, torch.cat([row_slots, labeled_slots]), *step[2:]
-    last = problem.class_thresholds, strength, 1.2
+    last = problem.class_thresholds, strength, torch.tensor(0.7, dtype=torch.float64), 1.2
     statistics = problem.covariance, torch.zeros_like(problem.weight), torch.zeros(7, dtype=torch.int64)
     return {
         "class_gram": [
@@ -53,8 +53,8 @@ def operator_inputs(name: str, kind: str, empty: bool, dtype: torch.dtype) -> li
         ],
         "probit_probabilities": [(rows, gram, row_slots, strength, 1.2, "torch")],
         "upper_bound": [
-            (rows, *step, None, *last, True, "torch"),
-            (*again, problem.labeled_candidates, *last, False, "torch"),
+            *((rows, *step, None, *last, True, *flag, "torch") for flag in flags),
+            (*again, problem.labeled_candidates, *last, False, True, True, "torch"),
         ],
         "covariance_update": [(*statistics, problem.weight[: labels.shape[0]], labels)],
     }[name]

@@ -22,7 +22,7 @@ from plsp_kernels.triton_impl import tiles  # noqa: E402
 from plsp_kernels.triton_impl.probit import normal_tail  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-STRENGTH, BETA = 0.7, math.pi**2 / 8
+STRENGTH, SS_WEIGHT, BETA = 0.7, 0.6, math.pi**2 / 8
 CLASS_COUNTS = (2, 7, 41, 130)
 GRAM_SHAPES = ((2, 1), (7, 130), (41, 84), (130, 19))
 LOW_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -376,7 +376,7 @@ def test_inputs_that_are_not_contiguous_give_the_same_bits() -> None:
             (gradient, logits, odds[:, 0].contiguous(), gram, slots, targets, STRENGTH, True, True),
         ),
         ("probit_probabilities", (logits, gram, slots, STRENGTH, BETA)),
-        ("upper_bound", (*step, STRENGTH, BETA, True)),
+        ("upper_bound", (*step, STRENGTH, SS_WEIGHT, BETA, True, True, True)),
     ]
     for name, args in calls:
         moved = [scattered(arg) if isinstance(arg, Tensor) and arg.numel() else arg for arg in args]
@@ -423,11 +423,8 @@ def test_extreme_logits_give_finite_losses_and_gradients_in_float32(num_classes:
     step = make_step(num_classes).to(torch.float32)
     rows = torch.where(step.rows > 0, 1e4, -1e4) + step.rows
     gram = step.gram * (200 / float(step.gram.max()))
-    terms, odds, grad_odds, confidence, *_ = triton_impl.upper_bound(
-        rows, gram, *step[2:], strength=1.0, beta=BETA, argmax_in_candidates=False
-    )
-    gradients = triton_impl.log_odds_backward(grad_odds, rows, odds, gram, step.slots, 1.0, True, True)
-    for result in (terms, odds, grad_odds, confidence, *gradients):
+    *floats, _, _ = triton_impl.upper_bound(rows, gram, *step[2:], 1.0, SS_WEIGHT, BETA, False, True, True)
+    for result in floats:
         assert result.isfinite().all()
 
 
@@ -474,17 +471,17 @@ def test_upper_bound_equals_the_closed_form_in_float64(num_classes: int, repeat_
     step = make_step(num_classes, repeat_labeled=repeat_labeled)
     rows, gram, slots, labels, candidates, *rest = step
     for argmax_in_candidates in (True, False):
-        arguments = (STRENGTH, BETA, argmax_in_candidates)
+        arguments = (STRENGTH, SS_WEIGHT, BETA, argmax_in_candidates, True, True)
         expected = torch_impl.upper_bound(*step, *arguments)
         moved = (fenced(rows), guarded(gram), guarded(slots), guarded(labels), fenced(candidates), *rest)
         assert_same(triton_impl.upper_bound(*moved, *arguments), expected, 1e-11)
-    assert expected[5].any()  # the consistency term is at work
+    assert expected[7].any()  # the consistency term is at work
 
 
 @pytest.mark.parametrize("dtype", LOW_DTYPES)
 def test_upper_bound_is_as_accurate_as_plain_float32(dtype: torch.dtype) -> None:
     step = make_step(41, repeat_labeled=True)
-    arguments = (STRENGTH, BETA, False)
+    arguments = (STRENGTH, SS_WEIGHT, BETA, False, True, True)
     assert_as_accurate(
         triton_impl.upper_bound(*step.to(dtype), *arguments),
         torch_impl.upper_bound(*step.to(torch.float32), *arguments),
@@ -500,8 +497,8 @@ def test_predictions_take_the_lowest_index_among_ties(block: int, monkeypatch: p
     rows = torch.zeros_like(step.rows)
     rows[:, [3, 4, 20]] = 1.0
     gram = torch.zeros_like(step.gram)
-    results = triton_impl.upper_bound(rows, gram, *step[2:], STRENGTH, BETA, True)
-    assert results[4].tolist() == [3] * 4
+    results = triton_impl.upper_bound(rows, gram, *step[2:], STRENGTH, SS_WEIGHT, BETA, True, True, True)
+    assert results[6].tolist() == [3] * 4
 
 
 def test_targets_fall_back_to_the_candidate_softmax_where_every_candidate_underflows() -> None:
@@ -513,8 +510,8 @@ def test_targets_fall_back_to_the_candidate_softmax_where_every_candidate_underf
     candidates = torch.zeros_like(step.candidates)
     candidates[:, :2] = True
     step = step._replace(rows=rows, candidates=candidates, thresholds=torch.zeros_like(step.thresholds))
-    results = triton_impl.upper_bound(*step, STRENGTH, BETA, False)
-    assert_same(results, torch_impl.upper_bound(*step, STRENGTH, BETA, False))
+    results = triton_impl.upper_bound(*step, STRENGTH, SS_WEIGHT, BETA, False, True, True)
+    assert_same(results, torch_impl.upper_bound(*step, STRENGTH, SS_WEIGHT, BETA, False, True, True))
     odds, grad_odds = results[1][2:6, :2], results[2][2:6, :2]
     expected = torch.tensor([0.5, -0.5], dtype=torch.float64, device=DEVICE).softmax(0)
     assert_same(-grad_odds * 4 / torch.sigmoid(-odds), expected.expand(4, 2))
@@ -524,12 +521,12 @@ def test_targets_fall_back_to_the_candidate_softmax_where_every_candidate_underf
 @pytest.mark.parametrize("repeat_labeled", [False, True])
 def test_empty_batches_contribute_zero(num_labeled: int, num_unlabeled: int, repeat_labeled: bool) -> None:
     step = make_step(7, num_labeled, num_unlabeled, repeat_labeled)
-    results = triton_impl.upper_bound(*step, STRENGTH, BETA, True)
-    assert_same(results, torch_impl.upper_bound(*step, STRENGTH, BETA, True))
+    results = triton_impl.upper_bound(*step, STRENGTH, SS_WEIGHT, BETA, True, True, True)
+    assert_same(results, torch_impl.upper_bound(*step, STRENGTH, SS_WEIGHT, BETA, True, True, True))
     if num_labeled == 0:
-        assert results[0][0] == 0
-    if num_unlabeled == 0:
         assert results[0][1] == 0
+    if num_unlabeled == 0:
+        assert results[0][2] == 0
 
 
 def test_functions_of_no_samples_return_empty_rows_and_zero_gram_gradients() -> None:
@@ -572,7 +569,7 @@ def test_results_do_not_depend_on_the_tiles(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(tiles, "pulled_blocks", lambda num_classes: {"BLOCK_J": 8, "BLOCK_K": 16, **warps})
     monkeypatch.setattr(tiles, "gram_gradient_blocks", lambda num_classes: {"BLOCK_N": 1, "BLOCK_L": 16, **warps})
     monkeypatch.setattr(tiles, "FUSED_GRAM_CLASSES", 0)
-    arguments = (STRENGTH, BETA, False)
+    arguments = (STRENGTH, SS_WEIGHT, BETA, False, True, True)
     assert_same(triton_impl.upper_bound(*step, *arguments), torch_impl.upper_bound(*step, *arguments), 1e-11)
     odds = torch_impl.log_odds(logits, gram, slots, STRENGTH)
     args = (grad_odds, logits, odds, gram, slots, STRENGTH, True, True)
@@ -598,7 +595,7 @@ def test_repeated_calls_give_the_same_bits() -> None:
             *gram_and_product,
             triton_impl.class_gram_backward(grad_gram, weight, covariance, classes, gram_and_product[1]),
             *triton_impl.log_odds_backward(grad_odds, logits, odds, gram, slots, STRENGTH, True, True),
-            *triton_impl.upper_bound(*step, STRENGTH, BETA, True),
+            *triton_impl.upper_bound(*step, STRENGTH, SS_WEIGHT, BETA, True, True, True),
         ]
 
     for first, second in zip(run(), run(), strict=True):
