@@ -1,176 +1,95 @@
-"""The loss and the covariance update against what they replace, all in one run.
+"""Measure the loss, its functions and its state updates against what they replace, all in one run.
 
-    python -m benchmarks            # some minutes: the eager reference takes most of them
-    python -m benchmarks --quick    # without the reference at the cifar100 shape
+    python -m benchmarks            # everything, some minutes: the eager reference takes most of them
+    python -m benchmarks --quick    # under a minute: small shapes in full, cifar100 without the eager reference
 
-Times are medians of interleaved repetitions, so that a ratio compares what the machine did in the same minute. A
-speed-up is reported only for an implementation that agrees with the reference in this run.
+Rows are appended to benchmarks/results/<machine>.csv, pictures drawn beside it; --quick only prints.
+An implementation that disagrees with the reference is an error, whatever its speed.
 """
 
 import argparse
-import statistics
-import time
-from collections.abc import Callable
-from typing import NamedTuple
+import sys
+from collections.abc import Iterator
 
 import torch
-from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.memory import peak_extra_bytes
-from plsp_kernels import SemanticCovariance, SemanticLoss, reference, semantic_upper_bound_loss
+from benchmarks import results
+from benchmarks.measure import Disagreement, Row, measure
+from benchmarks.plots import draw
+from benchmarks.shapes import SHAPES
+from benchmarks.subjects import CASES
+from benchmarks.sweeps import SWEEPS, measure_sweep
+from benchmarks.table import latest
 
-
-class Shape(NamedTuple):
-    name: str
-    labeled: int
-    unlabeled: int
-    num_classes: int
-    num_features: int
+_QUICK_SHAPES = ("fmnist", "cifar100")
 
 
-SHAPES = [Shape("fmnist", 64, 256, 10, 84), Shape("cifar100", 16, 64, 100, 512)]
+def rows(device: torch.device, shapes: list[str], cases: list[str], sweeps: list[str], quick: bool) -> Iterator[Row]:
+    seconds = 0.2 if quick else 1.5
+    for shape in shapes:
+        for case in cases:
+            small = SHAPES[shape].num_classes < 50
+            yield from measure(
+                case, SHAPES[shape], device, seconds=seconds, eager=small or not quick, compiled=not quick
+            )
+    for sweep in sweeps:
+        yield from measure_sweep(sweep, device, seconds=seconds / 3)
 
 
-class Problem:
-    """Inputs of one step; `distinct` gives every sample a class of its own as far as there are classes."""
-
-    def __init__(self, shape: Shape, distinct: bool = False) -> None:
-        generator = torch.Generator().manual_seed(0)
-        num_classes, num_features = shape.num_classes, shape.num_features
-        self.weight = (torch.randn(num_classes, num_features, generator=generator) / num_features**0.5).requires_grad_()
-        factor = torch.randn(num_classes, num_features, num_features, generator=generator) / num_features**0.5
-        self.covariance = factor @ factor.mT
-        self.logits = [
-            (3 * torch.randn(count, num_classes, generator=generator)).requires_grad_()
-            for count in (shape.labeled, shape.unlabeled, shape.unlabeled)
-        ]
-        count = shape.labeled + shape.unlabeled
-        classes = torch.randperm(count, generator=generator) % num_classes if distinct else None
-        self.labels = (
-            torch.randint(num_classes, (shape.labeled,), generator=generator)
-            if classes is None
-            else classes[: shape.labeled]
-        )
-        self.pseudo_labels = None if classes is None else classes[shape.labeled :]
-        self.candidates = torch.rand(shape.unlabeled, num_classes, generator=generator) < 0.3
-        own = torch.randint(num_classes, (shape.unlabeled, 1), generator=generator)
-        self.candidates.scatter_(1, own, True)
-
-    def loss(self, impl: str) -> SemanticLoss:
-        labeled, weak, strong = self.logits
-        return semantic_upper_bound_loss(
-            labeled,
-            weak,
-            strong,
-            self.weight,
-            self.covariance,
-            self.labels,
-            self.candidates,
-            strength=0.01,
-            thresholds=0.5,
-            pseudo_labels=self.pseudo_labels,
-            impl=impl,
-        )
-
-    def step(self, impl: str) -> list[Tensor]:
-        """Forward and backward: the loss and its gradients."""
-        total = self.loss(impl).total
-        return [total.detach(), *torch.autograd.grad(total, [*self.logits, self.weight])]
-
-    def floor(self) -> Tensor:
-        """One bare batched W Σ, work nobody can avoid."""
-        num_classes, num_features = self.weight.shape
-        return torch.bmm(self.weight.detach().expand(num_classes, num_classes, num_features), self.covariance)
+def line(row: Row) -> str:
+    sizes = f"{row['num_labeled']}+{row['num_unlabeled']}, {row['num_classes']}, {row['num_features']}"
+    if row["note"]:
+        return f"{row['case']:18} {row['name']:20} {sizes:22} {row['subject']:19} {row['note']}"
+    times = [f"{row[name]:>10} ms" if row[name] != "" else 13 * " " for name in ("forward_ms", "step_ms")]
+    ratios = [
+        f"{row[name]:>8} x {what}" if row[name] != "" else ""
+        for name, what in (("times_faster_than_reference", "faster"), ("times_bare_bmm", "bmm"))
+    ]
+    return (
+        f"{row['case']:18} {row['name']:20} {sizes:22} {row['subject']:19} {' '.join(times)}"
+        f" {row['memory_mib']:>9} MiB  {row['error']:8} {' '.join(ratios)}"
+    ).rstrip()
 
 
-def count_operators(call: Callable[[], object]) -> int:
-    """ATen calls made by the call, not counting those that ATen makes itself."""
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        call()
-    return sum(
-        event.name.startswith("aten::")
-        and not (event.cpu_parent is not None and event.cpu_parent.name.startswith("aten::"))
-        for event in profiler.events() or []
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-
-
-def interleaved(subjects: dict[str, Callable[[], object]], repetitions: int) -> dict[str, float]:
-    """Median seconds of each subject. They take turns, several calls each after one to warm up: a subject that fills
-    gigabytes must not bill the next one for cold caches and returned pages."""
-    times: dict[str, list[float]] = {name: [] for name in subjects}
-    for _ in range(3 if repetitions > 1 else 1):
-        for name, subject in subjects.items():
-            for call in range(max(1, repetitions // 3) + 1):
-                start = time.perf_counter()
-                subject()
-                if call or repetitions == 1:
-                    times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
-def largest_error(found: list[Tensor], wanted: list[Tensor]) -> float:
-    """Largest difference of any result relative to the largest entry of its tensor."""
-    return max(
-        ((a - b).abs().max() / b.abs().max().clamp(min=1e-30)).item() for a, b in zip(found, wanted, strict=True)
-    )
-
-
-def report_loss(shape: Shape, with_reference: bool) -> None:
-    problem = Problem(shape)
-    small = shape.num_classes < 50
-    times = interleaved(
-        {"floor": problem.floor, "loss": lambda: problem.step("torch")}, repetitions=200 if small else 15
-    )
-    print(f"\n{shape.name}: Bl {shape.labeled}, Bu {shape.unlabeled}, l {shape.num_classes}, d {shape.num_features}")
-    print(f"  bare bmm(W, Σ)          {1e3 * times['floor']:10.2f} ms")
-    line = f"  closed form, fwd + bwd  {1e3 * times['loss']:10.2f} ms"
-    print(line + ("" if small else f"   {times['loss'] / times['floor']:.2f} x the bare bmm"))
-    if not small:
-        worst = Problem(shape, distinct=True)
-        worst_times = interleaved({"floor": worst.floor, "loss": lambda: worst.step("torch")}, repetitions=15)
-        ratio = worst_times["loss"] / worst_times["floor"]
-        print(f"    every class distinct  {1e3 * worst_times['loss']:10.2f} ms   {ratio:.2f} x the bare bmm")
-    print(f"  extra peak memory       {peak_extra_bytes(lambda: problem.step('torch')) / 2**20:10.1f} MiB")
-    print(f"  ATen calls              {count_operators(lambda: problem.step('torch')):10d}")
-    if with_reference:
-        error = largest_error(problem.step("torch"), problem.step("reference"))
-        if not error < 1e-3:
-            raise SystemExit(f"the closed form disagrees with the reference by {error:.1e}: no speed-up to report")
-        eager = interleaved({"reference": lambda: problem.step("reference")}, repetitions=9 if small else 1)
-        memory = peak_extra_bytes(lambda: problem.step("reference")) / 2**20
-        speedup = eager["reference"] / times["loss"]
-        print(f"  eager reference         {1e3 * eager['reference']:10.2f} ms   {memory:.0f} MiB extra")
-        print(f"  speed-up                {speedup:10.1f} x   largest relative difference {error:.1e}")
-
-
-def report_covariance(shape: Shape) -> None:
-    features = torch.randn(shape.labeled, shape.num_features)
-    labels = torch.randint(shape.num_classes, (shape.labeled,))
-    state = SemanticCovariance(shape.num_classes, shape.num_features)
-    every = (state.covariance.clone(), state.mean.clone(), state.count.clone())
-    times = interleaved(
-        {
-            "all classes": lambda: reference.update_covariance(*every, features, labels),
-            "batch": lambda: state.update(features, labels),
-        },
-        repetitions=10,
-    )
-    print(f"\n{shape.name}: covariance update of {shape.labeled} samples")
-    print(f"  all classes             {1e3 * times['all classes']:10.2f} ms")
-    speedup = times["all classes"] / times["batch"]
-    print(f"  classes of the batch    {1e3 * times['batch']:10.2f} ms   {speedup:.0f} x faster")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="leave out the eager reference at the cifar100 shape")
+    parser.add_argument("--quick", action="store_true", help="a check that everything runs and agrees")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda")
+    parser.add_argument("--shape", nargs="+", choices=SHAPES, help="these shapes alone (default: all)")
+    parser.add_argument("--case", nargs="+", choices=CASES, help="these cases alone (default: all)")
+    parser.add_argument("--sweep", nargs="*", choices=SWEEPS, help="these sweeps alone (default: all)")
     arguments = parser.parse_args()
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, float32")
-    for shape in SHAPES:
-        report_loss(shape, with_reference=not (arguments.quick and shape.num_classes >= 50))
-        report_covariance(shape)
+    quick = arguments.quick
+    try:
+        device = torch.device(arguments.device)
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise ValueError("torch sees no GPU; use --device cpu")
+    except (RuntimeError, ValueError) as error:
+        print(f"benchmarks: error: --device {arguments.device}: {error}", file=sys.stderr)
+        return 2
+    given = arguments.shape or arguments.case or arguments.sweep is not None
+    shapes = arguments.shape or list(_QUICK_SHAPES if quick else SHAPES if not (given and not arguments.case) else [])
+    cases = arguments.case or list(CASES)
+    sweeps = arguments.sweep if arguments.sweep is not None else list([] if given or quick else SWEEPS)
+
+    shared = results.environment(device)
+    print(f"{shared['hardware']}, torch {shared['torch']}, float32; times are medians: forward, forward + backward")
+    path = results.csv_path(device)
+    try:
+        for row in rows(device, shapes, cases, sweeps, quick):
+            print(line(row), flush=True)
+            if not quick:
+                results.append(path, [shared | row])
+    except Disagreement as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return 1
+    if not quick:
+        pictures = draw(latest(results.read(path)), path.with_suffix(""))
+        print(f"rows in {path}, pictures: {', '.join(picture.name for picture in pictures)}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -1,0 +1,109 @@
+"""One case at one shape: agreement, error, times and memory of every subject, as rows."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks import subjects
+from benchmarks.memory import available_bytes, peak_extra_bytes
+from benchmarks.problem import Problem
+from benchmarks.shapes import Shape
+from benchmarks.subjects import CASES, CLOSED_FORM, COMPILED, CONTEXT, FLOOR, REFERENCE, STATE
+from benchmarks.timing import Clock, Timing, interleaved
+
+AGREEMENT = 1e-3
+"""Largest relative difference from the reference up to which an implementation's speed-up is reported."""
+
+Row = dict[str, Any]
+
+
+class Disagreement(Exception):
+    """An implementation does not compute what the reference computes."""
+
+
+def largest_error(found: list[Tensor], wanted: list[Tensor]) -> float:
+    """Largest difference of any result relative to the largest entry of its tensor."""
+    return max(
+        ((a.double() - b.double()).abs().max() / b.double().abs().max().clamp(min=1e-30)).item()
+        for a, b in zip(found, wanted, strict=True)
+    )
+
+
+def measure(
+    case: str, shape: Shape, device: torch.device, *, seconds: float, eager: bool = True, compiled: bool = True
+) -> list[Row]:
+    """A row for every subject; subjects that do not fit or are not wanted have a row that says so."""
+    problem = Problem(shape, device)
+    found = CASES[case](problem)
+    notes = {}
+    needed = 4 * subjects.reference_elements(case, problem)
+    for name, wanted in ((REFERENCE, eager), (COMPILED, compiled)):
+        if name in found and needed > 0.8 * available_bytes(device):
+            notes[name] = f"does not fit: needs about {needed / 2**30:,.0f} GiB"
+        elif name in found and not wanted:
+            notes[name] = "left out by --quick"
+    running = {name: subject for name, subject in found.items() if name not in notes}
+
+    results = {name: subject.whole() for name, subject in running.items()}  # each called once from here on
+    truth = _truth(case, shape, device)
+    errors = {name: largest_error(result, truth) for name, result in results.items() if name not in CONTEXT}
+    if REFERENCE in results:
+        for name in errors:
+            difference = largest_error(results[name], results[REFERENCE])
+            if not difference <= AGREEMENT:
+                raise Disagreement(
+                    f"{name} differs from the reference by {difference:.1e} in {case} at {shape.name}: no speed-up"
+                )
+    results.clear()
+
+    clock = Clock(device)
+    forward = interleaved({name: subject.forward for name, subject in running.items()}, clock, seconds)
+    steps = {name: subject.step for name, subject in running.items() if subject.step is not None}
+    step = interleaved(steps, clock, seconds)
+    whole = forward | step
+    return [
+        {
+            "case": case,
+            **shape._asdict(),
+            "dtype": "float32",
+            "subject": name,
+            **_columns("forward", forward.get(name)),
+            **_columns("step", step.get(name)),
+            "memory_mib": _rounded(peak_extra_bytes(running[name].whole, device) / 2**20) if name in running else "",
+            "error": f"{errors[name]:.1e}" if name in errors else "",
+            "times_faster_than_reference": _ratio(whole, REFERENCE, name) if name not in CONTEXT else "",
+            "times_bare_bmm": _ratio(whole, name, FLOOR),
+            "note": notes.get(name, ""),
+        }
+        for name in found
+    ]
+
+
+def _truth(case: str, shape: Shape, device: torch.device) -> list[Tensor]:
+    """The results in float64, by the implementation that always fits; tests hold it to the float64 reference."""
+    found = CASES[case](Problem(shape, device, torch.float64))
+    return found[STATE if STATE in found else CLOSED_FORM].whole()
+
+
+def _columns(name: str, timing: Timing | None) -> Row:
+    if timing is None:
+        return {f"{name}_ms": "", f"{name}_low_ms": "", f"{name}_high_ms": "", f"{name}_calls": ""}
+    milliseconds = [_rounded(1e3 * value) for value in (timing.median, timing.low, timing.high)]
+    return {
+        f"{name}_ms": milliseconds[0],
+        f"{name}_low_ms": milliseconds[1],
+        f"{name}_high_ms": milliseconds[2],
+        f"{name}_calls": timing.calls,
+    }
+
+
+def _ratio(times: dict[str, Timing], numerator: str, denominator: str) -> float | str:
+    if numerator not in times or denominator not in times:
+        return ""
+    return _rounded(times[numerator].median / times[denominator].median)
+
+
+def _rounded(value: float) -> float:
+    """Four significant digits: more would be noise."""
+    return float(f"{value:.4g}")
