@@ -14,6 +14,7 @@ from benchmarks import results
 from benchmarks.shapes import SHAPES
 from benchmarks.subjects import CASES, CLOSED_FORM, COMPILED, REFERENCE, STATE, TRITON
 from benchmarks.sweeps import SWEEPS, exponent, points
+from benchmarks.training_step import PARTS
 from plsp_train.checkpoint import write_atomically
 
 ROOT = Path(__file__).parent.parent
@@ -26,7 +27,7 @@ Rows = list[dict[str, str]]
 def latest(rows: Rows) -> Rows:
     """Of every measurement the last one."""
     keys = ("case", "name", "num_labeled", "num_unlabeled", "num_classes", "num_features", "subject")
-    return list({tuple(row[key] for key in keys): row for row in rows}.values())
+    return list({tuple(row.get(key, "") for key in keys): row for row in rows}.values())
 
 
 def render(rows: Rows) -> str:
@@ -81,6 +82,24 @@ def render(rows: Rows) -> str:
     ]
     if slopes:
         parts.append(f"The cost of a step grows with the power {', '.join(slopes)} (fitted to the last three sizes).")
+    steps = [row for row in rows if row["case"] == "training_step"]
+    if steps:
+        parts.append("One training step of `plsp_train`, in milliseconds:")
+        header = ["", "whole step", "images/s", *PARTS]
+        parts.append(
+            _table(
+                header,
+                [
+                    [
+                        f"{row['name']}, {row['subject']}",
+                        row["step_ms"],
+                        f"{int(row['images_per_second']):,}",
+                        *(row[f"{part}_ms"] for part in PARTS),
+                    ]
+                    for row in steps
+                ],
+            )
+        )
     return "\n\n".join(parts) + "\n"
 
 

@@ -1,0 +1,38 @@
+"""The cases of `python -m benchmarks` under pytest-benchmark.
+
+pytest benchmarks --benchmark-only
+pytest benchmarks --benchmark-only -k "loss and fmnist" --benchmark-autosave
+pytest benchmarks --benchmark-only --benchmark-compare
+"""
+
+import pytest
+import torch
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from benchmarks.problem import Problem
+from benchmarks.shapes import SHAPES
+from benchmarks.subjects import CASES, CLOSED_FORM, COMPILED, FLOOR, REFERENCE, STATE, TRITON, reference_elements
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+EAGER_ELEMENTS = 2**28  # beyond, one call of the eager reference takes seconds: `python -m benchmarks` measures it once
+
+
+@pytest.mark.parametrize("subject", [REFERENCE, COMPILED, CLOSED_FORM, TRITON, STATE, FLOOR])
+@pytest.mark.parametrize("shape", [name for name in SHAPES if not name.startswith("large")])
+@pytest.mark.parametrize("case", CASES)
+def test_speed(benchmark: BenchmarkFixture, case: str, shape: str, subject: str) -> None:
+    benchmark.group = f"{case} at {shape}"
+    problem = Problem(SHAPES[shape], DEVICE)
+    subjects = CASES[case](problem)
+    if subject not in subjects:
+        pytest.skip(f"{case} has no {subject} on {DEVICE.type}")
+    if subject in (REFERENCE, COMPILED) and reference_elements(case, problem) > EAGER_ELEMENTS:
+        pytest.skip("the eager reference takes too long here")
+
+    def call() -> None:
+        subjects[subject].whole()
+        if DEVICE.type == "cuda":
+            torch.cuda.synchronize()
+
+    call()
+    benchmark(call)

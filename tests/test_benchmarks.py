@@ -1,0 +1,123 @@
+"""The benchmarks run, agree with the reference, and the README shows what was measured."""
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import measure as measuring
+from benchmarks import results, table
+from benchmarks.measure import Disagreement, largest_error, measure
+from benchmarks.problem import Problem
+from benchmarks.shapes import Shape
+from benchmarks.subjects import CASES, CLOSED_FORM, COMPILED, FLOOR, REFERENCE, Subject
+from benchmarks.sweeps import exponent
+from benchmarks.timing import SLOW_SECONDS, Clock, interleaved
+
+ROOT = Path(__file__).parent.parent
+CPU = torch.device("cpu")
+SMALL = Shape("small", 6, 10, 5, 7)
+
+
+def test_readme_shows_the_measured_rows() -> None:
+    found = table.SECTION.search(table.README.read_text(encoding="utf-8"))
+    assert found is not None, "README.md has lost its speed markers"
+    rows = results.read(ROOT / found["csv"])
+    assert found[0] == f"{found[1]}{table.render(rows)}{found[3]}", f"run python -m benchmarks.table {found['csv']}"
+
+
+@pytest.mark.parametrize("covariance", ["full", "diagonal"])
+@pytest.mark.parametrize("case", CASES)
+def test_every_case_is_measured_and_agrees(case: str, covariance: str) -> None:
+    rows = measure(case, SMALL._replace(covariance=covariance), CPU, seconds=0, compiled=False)
+    by_subject = {row["subject"]: row for row in rows}
+    reference = by_subject[REFERENCE]
+    assert reference["forward_ms"] > 0
+    assert reference["times_faster_than_reference"] == 1
+    for name, row in by_subject.items():
+        if name == COMPILED:
+            assert row["note"]
+            assert row["step_ms"] == row["forward_ms"] == ""
+        elif row["error"]:
+            assert float(row["error"]) < 1e-4
+
+
+def test_a_wrong_implementation_has_no_speed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(problem: Problem) -> dict[str, Subject]:
+        subjects = CASES["probit"](problem)
+        return {
+            REFERENCE: subjects[REFERENCE],
+            CLOSED_FORM: Subject(lambda: [1.01 * subjects[CLOSED_FORM].forward()[0]]),
+        }
+
+    monkeypatch.setattr(measuring, "CASES", {"probit": wrong})
+    with pytest.raises(Disagreement, match="closed form differs from the reference by"):
+        measure("probit", SMALL, CPU, seconds=0)
+
+
+def test_a_reference_that_does_not_fit_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "available_bytes", lambda device: 1000)
+    rows = {row["subject"]: row for row in measure("loss", SMALL, CPU, seconds=0)}
+    assert "does not fit" in rows[REFERENCE]["note"]
+    assert rows[CLOSED_FORM]["times_faster_than_reference"] == ""
+    assert rows[CLOSED_FORM]["times_bare_bmm"] > 0
+    assert rows[FLOOR]["times_bare_bmm"] == 1
+
+
+def test_nan_is_no_agreement() -> None:
+    one = [torch.ones(2)]
+    assert largest_error([torch.tensor([1.0, 1.5])], one) == 0.5
+    assert math.isnan(largest_error([torch.tensor([1.0, math.nan])], one))
+
+
+def test_subjects_take_turns_and_slow_ones_are_timed_once() -> None:
+    calls: list[str] = []
+
+    class FakeClock(Clock):
+        def __call__(self, call) -> float:  # type: ignore[no-untyped-def]
+            call()
+            return SLOW_SECONDS if calls[-1] == "slow" else 0.5
+
+    subjects = {name: lambda name=name: calls.append(name) for name in ("slow", "a", "b")}  # type: ignore[misc]
+    times = interleaved(subjects, FakeClock(CPU), seconds=0)
+    assert times["slow"].calls == 1
+    assert times["a"].calls == times["b"].calls == 6
+    assert calls == ["slow", "a", "b"] + 5 * ["a", "a", "b", "b"]
+
+
+def test_exponent_is_the_slope_of_the_last_points() -> None:
+    assert exponent([(1, 100.0), (2, 5.0), (4, 20.0), (8, 80.0)]) == pytest.approx(2)
+
+
+def test_rows_are_appended_and_new_columns_stay_empty_in_old_rows(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "rows.csv"
+    results.append(path, [{"a": 1}])
+    results.append(path, [{"a": 2, "b": "x, y"}])
+    assert results.read(path) == [{"a": "1", "b": ""}, {"a": "2", "b": "x, y"}]
+
+
+def test_quick_mode_runs() -> None:
+    command = [sys.executable, "-m", "benchmarks", "--quick", "--shape", "fmnist"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert "closed form" in found.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["benchmarks", "--device", "cuda"], "torch sees no GPU"),
+        (["benchmarks.table", "nowhere.csv"], "holds no rows"),
+        (["benchmarks.training_step", "--dataset", "cifar10", "--data-root", "nowhere"], "nowhere"),
+    ],
+)
+def test_wrong_input_is_one_line(arguments: list[str], message: str) -> None:
+    if "cuda" in arguments and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    found = subprocess.run([sys.executable, "-m", *arguments], cwd=ROOT, capture_output=True, text=True)
+    assert found.returncode == 2
+    assert message in found.stderr
+    assert found.stderr.count("\n") == 1
