@@ -17,13 +17,13 @@ from plsp_train.models import MODELS
 # Learning rates are those of the paper's grid that suit the digits best (docs/methods.md).
 METHOD_PRESETS: dict[str, dict[str, Any]] = {
     "plsp": {},
-    "df": {},
-    "cc": {},
-    "rc": {},
-    "proden": {},
-    "lws": {},
-    "cavl": {},
-    "pico": {},
+    "df": {"lr": 0.05},
+    "cc": {"lr": 0.05},
+    "rc": {"lr": 0.1},
+    "proden": {"lr": 0.1},
+    "lws": {"lr": 0.1},
+    "cavl": {"lr": 0.1},
+    "pico": {"lr": 0.1},
 }
 
 
