@@ -16,7 +16,7 @@ Row = dict[str, str]
 """One binary; the columns are those of the CSV."""
 COLUMNS = (
     *("target", "kernel", "shapes", "dtypes", "tile", "warps", "stages", "registers", "spill bytes", "shared bytes"),
-    *("resident blocks (computed)", "limited by", *CLASSES, "note"),
+    *("scalar registers", "scalar spills", "resident blocks (computed)", "limited by", *CLASSES, "note"),
 )
 
 
@@ -91,6 +91,8 @@ def _compile(index: int) -> Row:
             "registers": str(compiled.registers),
             "spill bytes": str(compiled.spill_bytes),
             "shared bytes": str(compiled.shared_bytes),
+            "scalar registers": str(compiled.scalar_registers),
+            "scalar spills": str(compiled.scalar_spills),
             "resident blocks (computed)": str(resident.blocks),
             "limited by": resident.limited_by,
         }

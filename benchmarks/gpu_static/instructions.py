@@ -10,10 +10,10 @@ _SASS = {  # opcodes of nvdisasm, by what they begin with
     "special": "MUFU",
     "async copy": "LDGSTS|UBLKCP|UTMALDG",
     "shared": "LDS|STS|LDTM|STTM",  # and Blackwell's tensor memory
-    "global": "LDG|STG|LD$|ST$",
+    "global": "LDG(?!DEPBAR)|STG|LD$|ST$",
     "local": "LDL|STL",
     "float": "FFMA|FADD|FMUL|FMNMX|DFMA|DADD|DMUL|HFMA2|HADD2|HMUL2",
-    "control": "BRA|EXIT|BAR|BSSY|BSYNC|BREAK|CALL|RET|WARPSYNC|SYNCS|DEPBAR|LDGDEPBAR|MEMBAR|FENCE|ERRBAR|ELECT",
+    "control": "BRA|EXIT|BAR|BSSY|BSYNC|BREAK|CALL|RET|WARP|SYNCS|DEPBAR|LDGDEPBAR|UTCBAR|MEMBAR|FENCE|ERRBAR|ELECT",
 }
 _AMDGCN = {
     "matrix": "v_mfma",
@@ -21,7 +21,7 @@ _AMDGCN = {
     "shared": "ds_",
     "global": "(global|buffer|flat)_",
     "local": "scratch_",
-    "float": r"v_(pk_)?(fma|fmac|add|sub|subrev|mul|max|min|max3|min3|div_\w+|ldexp|rndne|floor)_f(16|32|64)",
+    "float": r"v_(pk_)?(fma\w*|add|sub|subrev|mul|max|min|max3|min3|div_\w+|ldexp|rndne|floor)_f(16|32|64)",
     "control": "s_(c?branch|barrier|waitcnt|endpgm|nop|setpc|swappc)",
 }
 _SASS_LINE = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)", re.MULTILINE)

@@ -108,11 +108,11 @@ def _totals(rows: Sequence[Row]) -> list[str]:
 
     largest = max(float(row["largest tensor bytes"]) for row in rows)
     times = [
-        f"{total(f'{name} µs (computed)'):,.3g}" if largest <= gpu.memory else "does not fit"
+        _figure(total(f"{name} µs (computed)")) if largest <= gpu.memory else "does not fit"
         for name, gpu in GPUS.items()
     ]
     operations = total("matrix operations", "other operations") / 1e9
-    return [f"{total('launches'):.0f}", f"{total('bytes') / 1e6:,.4g}", f"{operations:,.3g}", *times]
+    return [f"{total('launches'):.0f}", _figure(total("bytes") / 1e6), _figure(operations), *times]
 
 
 def kernels(rows: Iterable[Row], shape: str = "cifar100") -> str:
@@ -126,8 +126,7 @@ def kernels(rows: Iterable[Row], shape: str = "cifar100") -> str:
             sums = chosen.setdefault(name, [0.0] * len(columns))
             chosen[name] = [total + float(row[column]) for total, column in zip(sums, columns, strict=True)]
     body = [
-        [name, *(f"{value:,.0f}" for value in values[:4]), *(f"{value:.3g}" for value in values[4:])]
-        for name, values in chosen.items()
+        [name, *(f"{value:,.0f}" for value in values[:4]), *map(_figure, values[4:])] for name, values in chosen.items()
     ]
     return _table(["kernel", *columns], body)
 
@@ -152,6 +151,10 @@ def gpus() -> str:
         body.append([name, gpu.target, *sizes, *(f"{peak / 1e12:g}" if peak else "–" for peak in peaks), gpu.source])
     header = ["GPU", "target", "GB", "GB/s", "float32", "float32 matrix", "TF32 matrix", "float64", "float64 matrix"]
     return _table([*header, "source"], body, left=2)
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _table(header: Sequence[str], body: Iterable[Sequence[str]], left: int = 1) -> str:

@@ -70,13 +70,17 @@ class Compiled:
     registers: int
     """Per thread; vector registers on AMD."""
     spill_bytes: int
-    """Per thread."""
+    """Per thread, to memory."""
     shared_bytes: int
     """Per program."""
-    tensor_columns: int
-    """Columns of tensor memory per program, which sm_100 alone has."""
     assembly: str
     """Machine code as text: SASS or AMDGCN."""
+    tensor_columns: int = 0
+    """Columns of tensor memory per program, which sm_100 alone has."""
+    scalar_registers: int = 0
+    """Per wavefront, on AMD."""
+    scalar_spills: int = 0
+    """Scalar registers kept in lanes of a vector register, on AMD."""
 
 
 class _CallLaunchers(TorchDispatchMode):
@@ -127,16 +131,21 @@ def compile_kernel(specialised: Specialised) -> Compiled:
     compiled = triton.compile(specialised.source, target=target, options=specialised.options)
     if target.backend == "hip":
         assembly = compiled.asm["amdgcn"]
-        registers = _number(r"\.vgpr_count:\s+(\d+)", assembly)
-        spilled = _number(r"\.vgpr_spill_count:\s+(\d+)", assembly) + _number(r"\.sgpr_spill_count:\s+(\d+)", assembly)
-        return Compiled(registers, 4 * spilled, compiled.metadata.shared, 0, assembly)
+        return Compiled(
+            registers=_number(r"\.vgpr_count:\s+(\d+)", assembly),
+            spill_bytes=4 * _number(r"\.vgpr_spill_count:\s+(\d+)", assembly),
+            shared_bytes=compiled.metadata.shared,
+            assembly=assembly,
+            scalar_registers=_number(r"\.sgpr_count:\s+(\d+)", assembly),
+            scalar_spills=_number(r"\.sgpr_spill_count:\s+(\d+)", assembly),
+        )
     report = _assembler_report(compiled.asm["ptx"], target.arch)
     return Compiled(
         registers=_number(r"Used (\d+) registers", report),
         spill_bytes=_number(r"(\d+) bytes spill stores", report),
         shared_bytes=compiled.metadata.shared,
-        tensor_columns=compiled.metadata.tmem_size,
         assembly=_disassemble(compiled.asm["cubin"]),
+        tensor_columns=compiled.metadata.tmem_size,
     )
 
 

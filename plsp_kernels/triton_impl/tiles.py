@@ -50,7 +50,8 @@ def class_block(num_classes: int, largest: int) -> int:
     return min(largest, max(16, triton.next_power_of_2(num_classes)))
 
 
-# Matrix products take BLOCK_K = 16: with 32, the three TF32 products per float32 product spilled on some targets.
+# Matrix products take BLOCK_K = 16: with 32, the three TF32 products per float32 product spilled on some targets, as
+# did float64 with the rows and warps of float32.
 
 FUSED_GRAM_CLASSES = 128
 """Up to here one tile spans all columns of G_y and the product never leaves the registers."""
@@ -60,7 +61,7 @@ def gram_blocks(num_classes: int, dtype: torch.dtype) -> Blocks:
     """T_y and G_y in one kernel: tiles of BLOCK_M rows, BLOCK_L ≥ l columns of G."""
     block_l = class_block(num_classes, FUSED_GRAM_CLASSES)
     return {
-        "BLOCK_M": min(block_l, 64),
+        "BLOCK_M": min(block_l, 64 if dtype == torch.float32 else 32),
         "BLOCK_L": block_l,
         "BLOCK_D": 32 if dtype == torch.float32 else 16,
         "BLOCK_K": 16,
@@ -77,8 +78,8 @@ def matrix_blocks(num_rows: int, num_columns: int, dtype: torch.dtype) -> Blocks
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
         "BLOCK_K": 16,
-        "num_warps": 8 if block_m * block_n >= 4096 else 4,
-        "num_stages": 3 if dtype == torch.float32 else 2,
+        "num_warps": 8 if block_m * block_n >= (4096 if dtype == torch.float32 else 1024) else 4,
+        "num_stages": 3,
     }
 
 
