@@ -119,7 +119,9 @@ def semantic_upper_bound_loss(
         thresholds = rows.new_full((num_classes,), thresholds)
     total, terms, confidence, prediction, mask = ops.upper_bound(
         rows,
-        _class_gram(weight, covariance, classes, impl),
+        weight,
+        covariance.detach(),
+        classes,
         torch.cat(block_slots),
         labels,
         candidates,

@@ -37,22 +37,29 @@ class_gram_backward = define_operator(
 )
 
 
-class ClassGram(torch.autograd.Function):
-    """Gram matrices of the centred weight, for functions of class-pair differences only.
+def centred_rows(weight: Tensor) -> Tensor:
+    """The weight less its mean row, for functions of class-pair differences only.
 
-    Taking the mean row off every row leaves all differences w_j - w_j' as they are and makes G no larger than they
-    need, so less cancels in G[j,j] + G[j',j'] - 2 G[j,j']. For the same reason the incoming gradient is symmetric with
-    rows that sum to zero, and the gradient of the centred weight is that of the weight.
+    All differences w_j - w_j' stay as they are, and G is no larger than they need, so less cancels in
+    G[j,j] + G[j',j'] - 2 G[j,j']. The gradient with respect to G has rows that sum to zero for the same reason, and so
+    the gradient of the centred weight is that of the weight.
     """
+    return weight - weight.mean(0)
+
+
+def covariance_for_backward(covariance: Tensor) -> Tensor:
+    """Σ may move on before the backward, which needs T_y alone if Σ is full, and a copy if Σ is diagonal."""
+    return covariance.new_empty(0, *covariance.shape[1:]) if covariance.dim() == 3 else covariance.clone()
+
+
+class ClassGram(torch.autograd.Function):
+    """Gram matrices of the centred weight; the incoming gradient must be symmetric with rows that sum to zero."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, covariance: Tensor, classes: Tensor, save_product: bool, impl: str) -> Tensor:
-        centred = weight - weight.mean(0)
+        centred = centred_rows(weight)
         gram, product = class_gram(centred, covariance, classes, save_product, impl)
-        # Σ may move on before the backward, which needs T_y alone if Σ is full, and a copy if Σ is diagonal.
-        full = covariance.dim() == 3
-        kept = covariance.new_empty(0, *covariance.shape[1:]) if full else covariance.clone()
-        ctx.save_for_backward(centred, kept, classes, product)
+        ctx.save_for_backward(centred, covariance_for_backward(covariance), classes, product)
         ctx.impl = impl
         return gram
 

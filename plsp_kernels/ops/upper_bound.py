@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from plsp_kernels.ops.class_gram import centred_rows, class_gram, class_gram_backward, covariance_for_backward
 from plsp_kernels.ops.log_odds import fake_gradients, log_odds_backward
 from plsp_kernels.ops.registration import define_operator, first_order_only
 
@@ -47,7 +48,9 @@ _upper_bound = define_operator(
 
 def upper_bound(
     rows: Tensor,
-    gram: Tensor,
+    weight: Tensor,
+    covariance: Tensor,
+    classes: Tensor,
     slots: Tensor,
     labels: Tensor,
     candidates: Tensor,
@@ -64,25 +67,32 @@ def upper_bound(
     The total is what is trained with, so its gradients are computed along with it, from the same intermediate results.
     The terms have a backward of their own, which costs nothing unless one of them is differentiated by itself.
     """
-    need_rows, need_gram = (torch.is_grad_enabled() and tensor.requires_grad for tensor in (rows, gram))
-    values, odds, grad_odds, grad_rows, grad_gram, confidence, prediction, mask = _upper_bound(
-        rows.detach(),
-        gram.detach(),
-        slots,
-        labels,
-        candidates,
-        labeled_candidates,
-        thresholds,
-        strength,
-        ss_weight,
-        beta,
-        argmax_in_candidates,
-        need_rows,
-        need_gram,
-        impl,
+    need_rows, need_weight = (torch.is_grad_enabled() and tensor.requires_grad for tensor in (rows, weight))
+    with torch.no_grad():
+        centred = centred_rows(weight)
+        gram, product = class_gram(centred, covariance, classes, need_weight, impl)
+        values, odds, grad_odds, grad_rows, grad_gram, confidence, prediction, mask = _upper_bound(
+            rows,
+            gram,
+            slots,
+            labels,
+            candidates,
+            labeled_candidates,
+            thresholds,
+            strength,
+            ss_weight,
+            beta,
+            argmax_in_candidates,
+            need_rows,
+            need_weight,
+            impl,
+        )
+        classifier = (centred, covariance_for_backward(covariance), classes, product)
+        grad_weight = class_gram_backward(grad_gram, *classifier, impl) if need_weight else grad_gram
+    total = _Total.apply(rows, weight, values, grad_rows, grad_weight)
+    terms = _Terms.apply(
+        rows, weight, values, odds, grad_odds, gram, slots, labels, candidates, strength, *classifier, impl
     )
-    total = _Total.apply(rows, gram, values, grad_rows, grad_gram)
-    terms = _Terms.apply(rows, gram, values, odds, grad_odds, slots, labels, candidates, strength, impl)
     return total, terms, confidence, prediction, mask
 
 
@@ -90,8 +100,10 @@ class _Total(torch.autograd.Function):
     """The first of the values, whose gradients are known."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, gram: Tensor, values: Tensor, grad_rows: Tensor, grad_gram: Tensor) -> Tensor:
-        ctx.save_for_backward(grad_rows, grad_gram)
+    def forward(
+        ctx: Any, rows: Tensor, weight: Tensor, values: Tensor, grad_rows: Tensor, grad_weight: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(grad_rows, grad_weight)
         return values[0].clone()
 
     @staticmethod
@@ -110,17 +122,22 @@ class _Terms(torch.autograd.Function):
     def forward(
         ctx: Any,
         rows: Tensor,
-        gram: Tensor,
+        weight: Tensor,
         values: Tensor,
         odds: Tensor,
         grad_odds: Tensor,
+        gram: Tensor,
         slots: Tensor,
         labels: Tensor,
         candidates: Tensor,
         strength: Tensor,
+        centred: Tensor,
+        covariance: Tensor,
+        classes: Tensor,
+        product: Tensor,
         impl: str,
     ) -> Tensor:
-        ctx.save_for_backward(rows, odds, grad_odds, gram, slots, strength)
+        ctx.save_for_backward(rows, odds, grad_odds, gram, slots, strength, centred, covariance, classes, product)
         num_labeled, num_unlabeled = labels.shape[0], candidates.shape[0]
         ctx.rows_per_term = (num_labeled, num_unlabeled, rows.shape[0] - num_labeled - num_unlabeled)
         ctx.impl = impl
@@ -129,11 +146,12 @@ class _Terms(torch.autograd.Function):
     @staticmethod
     @first_order_only
     def backward(ctx: Any, grad_terms: Tensor) -> tuple[Tensor | None, ...]:
-        rows, odds, grad_odds, gram, slots, strength = ctx.saved_tensors
+        rows, odds, grad_odds, gram, slots, strength, *classifier = ctx.saved_tensors
         upstream = [grad.expand(count) for grad, count in zip(grad_terms.unbind(), ctx.rows_per_term, strict=True)]
         weighted = grad_odds * torch.cat(upstream)[:, None]
-        need_rows, need_gram = ctx.needs_input_grad[:2]
+        need_rows, need_weight = ctx.needs_input_grad[:2]
         grad_rows, grad_gram = log_odds_backward(
-            weighted, rows, odds, gram, slots, strength, need_rows, need_gram, ctx.impl
+            weighted, rows, odds, gram, slots, strength, need_rows, need_weight, ctx.impl
         )
-        return (grad_rows if need_rows else None, grad_gram if need_gram else None, *[None] * 8)
+        grad_weight = class_gram_backward(grad_gram, *classifier, ctx.impl) if need_weight else None
+        return (grad_rows if need_rows else None, grad_weight, *[None] * 13)
