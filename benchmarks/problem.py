@@ -10,19 +10,9 @@ STRENGTH, THRESHOLD = 0.01, 0.5
 
 
 class Problem:
-    """Logits, classifier, statistics and candidate sets; the same numbers for every dtype and device.
+    """Logits, classifier, statistics and candidate sets; the same numbers for every dtype and device."""
 
-    `distinct` gives every sample a class of its own as far as there are classes: as much work as the shape can ask for.
-    """
-
-    def __init__(
-        self,
-        shape: Shape,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
-        *,
-        distinct: bool = False,
-    ) -> None:
+    def __init__(self, shape: Shape, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
         self.shape = shape
         generator = torch.Generator().manual_seed(0)
         num_classes, d = shape.num_classes, shape.num_features
@@ -45,12 +35,11 @@ class Problem:
         own = torch.randint(num_classes, (shape.num_unlabeled, 1), generator=generator)
         candidates = (torch.rand(shape.num_unlabeled, num_classes, generator=generator) < 0.3).scatter_(1, own, True)
         self.candidates = candidates.to(device)
-        if distinct:
-            classes = (torch.randperm(count, generator=generator) % num_classes).to(device)
-            self.labels, self.pseudo_labels = classes.split([shape.num_labeled, shape.num_unlabeled])
-        else:
-            self.labels = torch.randint(num_classes, (shape.num_labeled,), generator=generator).to(device)
-            self.pseudo_labels = class_activation_labels(self.weak, self.candidates)
+        self.labels = torch.randint(num_classes, (shape.num_labeled,), generator=generator).to(device)
+        self.pseudo_labels = class_activation_labels(self.weak, self.candidates)
+        # Every sample of a class of its own, as far as there are classes: as much work as the shape can ask for.
+        distinct = (torch.randperm(count, generator=generator) % num_classes).to(device)
+        self.distinct_classes = distinct.split([shape.num_labeled, shape.num_unlabeled])
 
     @property
     def device(self) -> torch.device:

@@ -15,9 +15,9 @@ from plsp_kernels import CurriculumThreshold, SemanticCovariance, reference
 REFERENCE, COMPILED = "reference", "compiled reference"
 CLOSED_FORM, TRITON = "closed form", "triton"
 STATE = "O(batch) update"
-FLOOR, PLAIN = "bare bmm(W, Σ)", "plain cross-entropy"
-CONTEXT = (FLOOR, PLAIN)
-"""Other functions, for scale: they are not compared with the reference."""
+DISTINCT, FLOOR, PLAIN = "closed form, all classes distinct", "bare bmm(W, Σ)", "plain cross-entropy"
+CONTEXT = (DISTINCT, FLOOR, PLAIN)
+"""Other functions or inputs, for scale: they are not compared with the reference."""
 
 NUM_INSTANCES = 60_000  # of the curriculum: Fashion-MNIST's
 
@@ -60,25 +60,25 @@ def loss(problem: Problem) -> dict[str, Subject]:
     """The whole loss of a step."""
     inputs = [problem.labeled, problem.weak, problem.strong, problem.weight]
 
-    def subject(function: Callable[..., Any]) -> Subject:
+    def subject(function: Callable[..., Any], labels: Tensor, pseudo_labels: Tensor) -> Subject:
         return _differentiable(
             lambda: (
                 function(
                     *inputs,
                     problem.covariance,
-                    problem.labels,
+                    labels,
                     problem.candidates,
                     strength=STRENGTH,
                     thresholds=THRESHOLD,
-                    pseudo_labels=problem.pseudo_labels,
+                    pseudo_labels=pseudo_labels,
                 ).total
             ),
             inputs,
         )
 
-    subjects = {
-        name: subject(function) for name, function in _implementations("semantic_upper_bound_loss", problem).items()
-    }
+    functions = _implementations("semantic_upper_bound_loss", problem)
+    subjects = {name: subject(f, problem.labels, problem.pseudo_labels) for name, f in functions.items()}
+    subjects[DISTINCT] = subject(functions[CLOSED_FORM], *problem.distinct_classes)
     if problem.covariance.dim() == 3:
         weight = problem.weight.detach().expand(problem.shape.num_classes, *problem.weight.shape)
         subjects[FLOOR] = Subject(lambda: [torch.bmm(weight, problem.covariance)])
@@ -170,13 +170,18 @@ CASES: dict[str, Callable[[Problem], dict[str, Subject]]] = {
 
 
 def reference_elements(case: str, problem: Problem) -> int:
-    """Numbers that the eager reference keeps at once: differences of all class pairs, two per sample with gradients."""
+    """About how many numbers the eager reference keeps at once: twice the differences of all class pairs per sample."""
     shape = problem.shape
-    pairs = shape.num_classes**2 * shape.num_features
-    return pairs * {
-        "loss": 2 * (shape.num_labeled + 2 * shape.num_unlabeled),
-        "quadratic_form": 2 * min(shape.num_classes, shape.num_labeled + shape.num_unlabeled),
-        "log_softmax": 2 * shape.num_unlabeled,
-        "cross_entropy": 2 * shape.num_labeled,
-        "probit": 2 * shape.num_unlabeled,
-    }.get(case, 0) + (shape.num_classes * shape.num_features**2 * 4 if case == "covariance_update" else 0)
+    num_samples = shape.num_labeled + shape.num_unlabeled
+    if case == "covariance_update":
+        width = shape.num_features if shape.covariance == "full" else shape.num_labeled
+        return 4 * shape.num_classes * shape.num_features * width
+    samples = {
+        "loss": num_samples + shape.num_unlabeled,
+        "quadratic_form": min(shape.num_classes, num_samples),
+        "log_softmax": shape.num_unlabeled,
+        "cross_entropy": shape.num_labeled,
+        "probit": shape.num_unlabeled,
+        "curriculum_update": 0,
+    }[case]
+    return 2 * samples * shape.num_classes**2 * shape.num_features

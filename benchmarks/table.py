@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks import results
 from benchmarks.shapes import SHAPES
-from benchmarks.subjects import CASES, CLOSED_FORM, COMPILED, REFERENCE, STATE, TRITON
+from benchmarks.subjects import CASES, CLOSED_FORM, COMPILED, DISTINCT, REFERENCE, STATE, TRITON
 from benchmarks.sweeps import SWEEPS, exponent, points
 from benchmarks.training_step import PARTS
 from plsp_train.checkpoint import write_atomically
@@ -75,6 +75,10 @@ def render(rows: Rows) -> str:
             ],
         ),
     ]
+    distinct = found.get(("loss", "cifar100", DISTINCT))
+    if distinct is not None:
+        ratio = _times(distinct["times_bare_bmm"])
+        parts.append(f"The cifar100 step with a class of its own for every sample takes {ratio} the bare bmm.")
     slopes = [
         f"{exponent(measured):.2f} in the {'number of ' * (name != 'batch')}{name}"
         for name in SWEEPS
