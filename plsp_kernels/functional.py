@@ -66,6 +66,9 @@ def semantic_upper_bound_loss(
         impl: which implementation to use.
 
     An empty labelled or unlabelled batch contributes zero.
+
+    Gradients of `total` are computed along with it; each term by itself can be differentiated too, and keeps what that
+    needs in memory as long as it lives: detach terms that are kept for reporting.
     """
     checks.floating("labeled_logits", labeled_logits, ("Bl", "l"), checks.tensor("weight", weight))
     num_labeled, num_classes = labeled_logits.shape

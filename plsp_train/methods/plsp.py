@@ -173,7 +173,9 @@ class PLSP(Method):
             "mask_rate": loss.mask.float().mean(),
             "pseudo_label_right": right.float().mean(),
         }
-        return Step(loss.total, terms, sum(len(view) for view in views))
+        # Detached: a term that is only reported would keep what its own gradient needs until the next step.
+        reported = {name: value.detach() for name, value in terms.items()}
+        return Step(loss.total, reported, sum(len(view) for view in views))
 
     def report(self, means: dict[str, float]) -> dict[str, float | None]:
         """Of the pseudo-labels in use, the share that is right."""
