@@ -32,7 +32,7 @@ def draw(rows: list[dict[str, str]], stem: Path) -> list[Path]:
                 }
                 places = [shapes.index(name) + 0.16 * (position - 2) for name in found]
                 if found:
-                    axis.bar(places, list(found.values()), 0.15, label=subject)
+                    axis.bar(places, list(found.values()), 0.15, color=f"C{position}", label=subject)
             axis.set_yscale("log")
             axis.set_xticks(range(len(shapes)), shapes)
             axis.set_ylabel(label)
@@ -41,11 +41,11 @@ def draw(rows: list[dict[str, str]], stem: Path) -> list[Path]:
     if any(row["name"].startswith("sweep") for row in rows):
         figure, axes = pyplot.subplots(1, len(SWEEPS), figsize=(12, 4), layout="constrained", sharey=True)
         for axis, name in zip(axes, SWEEPS, strict=True):
-            for subject in _SUBJECTS:
+            for colour, subject in enumerate(_SUBJECTS):
                 measured = points(rows, name, subject)
                 if len(measured) >= 3:
                     label = f"{subject}: slope {exponent(measured):.2f}"
-                    axis.loglog(*zip(*measured, strict=True), marker="o", label=label)
+                    axis.loglog(*zip(*measured, strict=True), marker="o", color=f"C{colour}", label=label)
             axis.set_xlabel(name)
             axis.legend()
         axes[0].set_ylabel("milliseconds, forward + backward")

@@ -11,7 +11,7 @@ from benchmarks.subjects import COMPILED, CONTEXT
 
 FIRST = Shape("sweep", 16, 64, 32, 64)
 SWEEPS = {
-    "batch": [FIRST._replace(num_labeled=size // 4, num_unlabeled=size) for size in (64, 256, 1024, 4096, 16384)],
+    "batch": [FIRST._replace(num_labeled=size // 4, num_unlabeled=size) for size in (16, 64, 256, 1024, 4096, 16384)],
     "classes": [FIRST._replace(num_classes=count) for count in (16, 32, 64, 128, 256, 512, 1024)],
     "features": [FIRST._replace(num_features=count) for count in (32, 64, 128, 256, 512, 1024)],
 }
