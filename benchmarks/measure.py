@@ -57,11 +57,13 @@ def measure(
                 )
     results.clear()
 
+    # Ratios are those of whole calls, all of which take turns with each other.
     clock = Clock(device)
-    forward = interleaved({name: subject.forward for name, subject in running.items()}, clock, seconds)
-    steps = {name: subject.step for name, subject in running.items() if subject.step is not None}
-    step = interleaved(steps, clock, seconds)
-    whole = forward | step
+    whole = interleaved({name: subject.whole for name, subject in running.items()}, clock, seconds)
+    differentiable = {name: subject for name, subject in running.items() if subject.step is not None}
+    forward = interleaved({name: subject.forward for name, subject in differentiable.items()}, clock, seconds)
+    step = {name: whole[name] for name in differentiable}
+    forward |= {name: timing for name, timing in whole.items() if name not in differentiable}
     return [
         {
             "case": case,
