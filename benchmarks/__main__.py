@@ -51,6 +51,16 @@ def line(row: Row) -> str:
     ).rstrip()
 
 
+def _selection(arguments: argparse.Namespace) -> tuple[list[str], list[str], list[str]]:
+    """Shapes, cases and sweeps that were asked for; if none was, all, or the small part of them."""
+    shapes, cases, sweeps = (getattr(arguments, name) or [] for name in ("shape", "case", "sweep"))
+    if not shapes and (cases or not sweeps):
+        shapes = list(_QUICK_SHAPES if arguments.quick else SHAPES)
+        if not cases and not arguments.quick:
+            sweeps = list(SWEEPS)
+    return shapes, cases or list(CASES), sweeps
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -59,7 +69,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda")
     parser.add_argument("--shape", nargs="+", choices=SHAPES, help="these shapes alone (default: all)")
     parser.add_argument("--case", nargs="+", choices=CASES, help="these cases alone (default: all)")
-    parser.add_argument("--sweep", nargs="*", choices=SWEEPS, help="these sweeps alone (default: all)")
+    parser.add_argument("--sweep", nargs="+", choices=SWEEPS, help="these sweeps alone (default: all)")
     arguments = parser.parse_args()
     quick = arguments.quick
     try:
@@ -69,10 +79,7 @@ def main() -> int:
     except (RuntimeError, ValueError) as error:
         print(f"benchmarks: error: --device {arguments.device}: {error}", file=sys.stderr)
         return 2
-    given = arguments.shape or arguments.case or arguments.sweep is not None
-    shapes = arguments.shape or list(_QUICK_SHAPES if quick else SHAPES if not (given and not arguments.case) else [])
-    cases = arguments.case or list(CASES)
-    sweeps = arguments.sweep if arguments.sweep is not None else list([] if given or quick else SWEEPS)
+    shapes, cases, sweeps = _selection(arguments)
 
     shared = results.environment(device)
     print(f"{shared['hardware']}, torch {shared['torch']}, float32; times are medians: forward, forward + backward")

@@ -30,12 +30,12 @@ def measure_sweep(name: str, device: torch.device, *, seconds: float) -> Iterato
 
 
 def points(rows: list[dict[str, str]], name: str, subject: str) -> list[tuple[int, float]]:
-    """(size, milliseconds of a step) of one sweep."""
-    return [
+    """(size, milliseconds of a step) of one sweep, by size."""
+    return sorted(
         (int(row[_VARIED[name]]), float(row["step_ms"]))
         for row in rows
         if row["name"] == f"sweep over {name}" and row["subject"] == subject and row["step_ms"]
-    ]
+    )
 
 
 def exponent(measured: list[tuple[int, float]]) -> float:

@@ -14,7 +14,7 @@ from benchmarks.measure import Disagreement, largest_error, measure
 from benchmarks.problem import Problem
 from benchmarks.shapes import Shape
 from benchmarks.subjects import CASES, CLOSED_FORM, COMPILED, FLOOR, REFERENCE, Subject
-from benchmarks.sweeps import exponent
+from benchmarks.sweeps import exponent, points
 from benchmarks.timing import SLOW_SECONDS, Clock, interleaved
 
 ROOT = Path(__file__).parent.parent
@@ -90,6 +90,12 @@ def test_subjects_take_turns_and_slow_ones_are_timed_once() -> None:
 
 def test_exponent_is_the_slope_of_the_last_points() -> None:
     assert exponent([(1, 100.0), (2, 5.0), (4, 20.0), (8, 80.0)]) == pytest.approx(2)
+
+
+def test_points_of_a_sweep_come_by_size_whenever_they_were_measured() -> None:
+    row = {"name": "sweep over batch", "subject": CLOSED_FORM, "step_ms": "2"}
+    rows = [row | {"num_unlabeled": "64"}, row | {"num_unlabeled": "16"}, row | {"num_unlabeled": "32", "step_ms": ""}]
+    assert points(rows, "batch", CLOSED_FORM) == [(16, 2.0), (64, 2.0)]
 
 
 def test_rows_are_appended_and_new_columns_stay_empty_in_old_rows(tmp_path: Path) -> None:
