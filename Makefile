@@ -10,7 +10,7 @@ help:
 	@echo "make demo    set up, then run the whole pipeline on scikit-learn's digits with ambiguous labels"
 	@echo "make test    set up, then run the whole test suite"
 	@echo "make lint    set up, then ruff and mypy"
-	@echo "make bench   set up, then measure the loss against the eager reference (some minutes)"
+	@echo "make bench   set up, then measure everything against the eager reference (about 25 minutes)"
 	@echo "make format  let ruff rewrite the code in the project's style"
 	@echo "make clean   remove the environment and caches"
 

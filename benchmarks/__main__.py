@@ -1,6 +1,6 @@
 """Measure the loss, its functions and its state updates against what they replace, all in one run.
 
-    python -m benchmarks            # everything, some minutes: the eager reference takes most of them
+    python -m benchmarks            # everything: about 25 minutes, most of them at the large shapes
     python -m benchmarks --quick    # under a minute: small shapes in full, cifar100 without the eager reference
 
 Rows are appended to benchmarks/results/<machine>.csv, pictures drawn beside it; --quick only prints.

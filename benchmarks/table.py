@@ -154,7 +154,10 @@ def main() -> int:
         changed, count = SECTION.subn(lambda match: marker + render(rows) + match[3], text)
         if count != 1:
             raise ValueError("README.md must have the two speed markers once")
-    except (ValueError, KeyError) as error:
+    except KeyError as missing:
+        print(f"benchmarks.table: error: {path} holds no rows of python -m benchmarks: no {missing}", file=sys.stderr)
+        return 2
+    except (ValueError, OSError) as error:
         print(f"benchmarks.table: error: {error}", file=sys.stderr)
         return 2
     write_atomically(README, changed.encode())

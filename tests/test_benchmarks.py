@@ -117,6 +117,7 @@ def test_quick_mode_runs() -> None:
     [
         (["benchmarks", "--device", "cuda"], "torch sees no GPU"),
         (["benchmarks.table", "nowhere.csv"], "holds no rows"),
+        (["benchmarks.table", "README.md"], "holds no rows of python -m benchmarks: no 'case'"),
         (["benchmarks.training_step", "--dataset", "cifar10", "--data-root", "nowhere"], "nowhere"),
     ],
 )
