@@ -106,7 +106,7 @@ def test_rows_are_appended_and_new_columns_stay_empty_in_old_rows(tmp_path: Path
 
 
 def test_quick_mode_runs() -> None:
-    command = [sys.executable, "-m", "benchmarks", "--quick", "--shape", "fmnist"]
+    command = [sys.executable, "-m", "benchmarks", "--quick"]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
     assert "closed form" in found.stdout
