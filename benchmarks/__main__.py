@@ -45,6 +45,8 @@ def line(row: Row) -> str:
         f"{row[name]:>8} x {what}" if row[name] != "" else ""
         for name, what in (("times_faster_than_reference", "faster"), ("times_bare_bmm", "bmm"))
     ]
+    if row["aten_calls"] != "":
+        ratios.append(f"{row['aten_calls']} ATen calls")
     return (
         f"{row['case']:18} {row['name']:20} {sizes:22} {row['subject']:19} {' '.join(times)}"
         f" {row['memory_mib']:>9} MiB  {row['error']:8} {' '.join(ratios)}"

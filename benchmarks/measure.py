@@ -1,15 +1,17 @@
 """One case at one shape: agreement, error, times and memory of every subject, as rows."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import subjects
 from benchmarks.memory import available_bytes, peak_extra_bytes
 from benchmarks.problem import Problem
 from benchmarks.shapes import Shape
-from benchmarks.subjects import CASES, CLOSED_FORM, COMPILED, CONTEXT, FLOOR, REFERENCE, STATE
+from benchmarks.subjects import CASES, CLOSED_FORM, COMPILED, CONTEXT, FLOOR, REFERENCE, STATE, TRITON
 from benchmarks.timing import Clock, Timing, interleaved
 
 AGREEMENT = 1e-3
@@ -27,6 +29,17 @@ def largest_error(found: list[Tensor], wanted: list[Tensor]) -> float:
     return max(
         ((a.double() - b.double()).abs().max() / b.double().abs().max().clamp(min=1e-30)).item()
         for a, b in zip(found, wanted, strict=True)
+    )
+
+
+def count_aten_calls(call: Callable[[], object]) -> int:
+    """Operators that the call asks ATen for, not counting those that ATen calls itself: the cost of small shapes."""
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        call()
+    return sum(
+        event.name.startswith("aten::")
+        and not (event.cpu_parent is not None and event.cpu_parent.name.startswith("aten::"))
+        for event in profiler.events() or []
     )
 
 
@@ -73,6 +86,7 @@ def measure(
             **_columns("forward", forward.get(name)),
             **_columns("step", step.get(name)),
             "memory_mib": _rounded(peak_extra_bytes(running[name].whole, device) / 2**20) if name in running else "",
+            "aten_calls": count_aten_calls(running[name].whole) if name in (CLOSED_FORM, TRITON, STATE) else "",
             "error": f"{errors[name]:.1e}" if name in errors else "",
             "times_faster_than_reference": _ratio(whole, REFERENCE, name) if name not in CONTEXT else "",
             "times_bare_bmm": _ratio(whole, name, FLOOR),

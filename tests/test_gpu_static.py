@@ -17,6 +17,7 @@ pytest.importorskip("triton")
 from triton.runtime import interpreter
 
 import plsp_kernels
+from benchmarks import results
 from benchmarks.gpu_static import __main__ as command
 from benchmarks.gpu_static import report
 from benchmarks.gpu_static.calls import DTYPES, LOSS
@@ -44,7 +45,7 @@ def test_the_quick_run_agrees_with_the_stored_results() -> None:
     found = dict(re.findall(r"^\| ([\w ]+) \| fmnist .* \| (\d+ · \d+ · \d+) \|$", result.stdout, re.MULTILINE))
     stored = {
         row["kernel"]: f"{row['registers']} · {row['shared bytes']} · {row['resident blocks (computed)']}"
-        for row in report.read_csv(report.COMPILED_CSV)
+        for row in results.read(report.COMPILED_CSV)
         if row["target"] == "sm_80" and "fmnist" in row["shapes"].split() and "float32" in row["dtypes"].split()
     }
     assert found == stored, "the kernels have changed: run python -m benchmarks.gpu_static --write"
@@ -52,14 +53,14 @@ def test_the_quick_run_agrees_with_the_stored_results() -> None:
 
 def test_the_document_agrees_with_the_stored_results() -> None:
     text = report.DOCUMENT.read_text(encoding="utf-8")
-    compiled, counted = report.read_csv(report.COMPILED_CSV), report.read_csv(report.ROOFLINE_CSV)
+    compiled, counted = results.read(report.COMPILED_CSV), results.read(report.ROOFLINE_CSV)
     assert report.document(text, compiled, counted) == text
     changed = [row | {"registers": "999"} for row in compiled]
     assert report.document(text, changed, counted) != text
 
 
 def test_the_stored_results_are_complete_and_nothing_spills_at_a_preset() -> None:
-    compiled, counted = report.read_csv(report.COMPILED_CSV), report.read_csv(report.ROOFLINE_CSV)
+    compiled, counted = results.read(report.COMPILED_CSV), results.read(report.ROOFLINE_CSV)
     assert report.failures(compiled) == []
     assert {row["target"] for row in compiled} == set(aot.TARGETS)
     assert {shape for row in compiled for shape in row["shapes"].split()} == set(SHAPES)

@@ -196,8 +196,3 @@ def _csv(columns: Sequence[str], rows: Iterable[Row]) -> bytes:
     writer.writeheader()
     writer.writerows(rows)
     return file.getvalue().encode()
-
-
-def read_csv(path: Path) -> list[Row]:
-    with open(path, encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
