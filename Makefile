@@ -2,6 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
+NATIVE := $(wildcard plsp_kernels/native/*.c plsp_kernels/native/*.h)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint format bench clean
@@ -16,7 +17,7 @@ help:
 
 setup: $(STAMP)
 
-$(STAMP): requirements-dev.lock pyproject.toml setup.py
+$(STAMP): requirements-dev.lock pyproject.toml setup.py $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --requirement requirements-dev.lock
 	$(RUN) -m pip install --quiet --no-deps --no-build-isolation --editable .

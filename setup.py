@@ -1,3 +1,24 @@
-from setuptools import setup
+from setuptools import Extension, setup
 
-setup()
+NATIVE = "plsp_kernels/native"
+
+setup(
+    ext_modules=[
+        Extension(
+            "plsp_kernels.native._kernels",
+            sources=[f"{NATIVE}/{name}.c" for name in ("module", "baseline", "avx2", "avx512")],
+            depends=[f"{NATIVE}/{name}.h" for name in ("upper_bound", "one_pass", "lanes")],
+            extra_compile_args=[
+                "-std=c11",
+                "-O3",
+                "-ffp-contract=fast",  # a * b + c as one instruction
+                "-fno-math-errno",
+                "-Wno-psabi",  # vectors are passed to inlined functions only
+            ],
+            define_macros=[("Py_LIMITED_API", "0x030A0000")],
+            py_limited_api=True,
+            optional=True,  # where it cannot be compiled, the closed form in PyTorch serves alone
+        )
+    ],
+    options={"bdist_wheel": {"py_limited_api": "cp310"}},
+)

@@ -5,20 +5,23 @@ their class, strong views are noisier than weak ones, covariances are those of s
 for more features than samples, singular.
 """
 
+import contextlib
 import dataclasses
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
 
 import plsp_kernels
-from plsp_kernels import SemanticLoss
+from plsp_kernels import SemanticLoss, native
 
 STRENGTH = 0.3
 KINDS = ("full", "diagonal")
 PATTERNS = ("flipped", "single", "all_but_one", "full")
 TERMS = ("total", "supervised", "consistency", "complementary")
+# What computes a small step of the loss in float32: the operators of torch_impl, or C compiled for some processor.
+FORMS = ("operators", *native.VERSIONS)
 DIFFERENTIABLE = ("labeled_logits", "weak_logits", "strong_logits", "weight")
 
 # (Bl, Bu, l, d): sizes around and between the powers of two that tiles have; every l of the grid 2, 7, 41, 130 meets
@@ -193,6 +196,17 @@ def assert_error_rule(found: Tensor, rival: Tensor, truth: Tensor, slack: float,
 def torch_impl_module(name: str):
     """The module plsp_kernels.torch_impl.<name>; as an attribute of the package that name is a function."""
     return importlib.import_module(f"plsp_kernels.torch_impl.{name}")
+
+
+@contextlib.contextmanager
+def closed_form(form: str) -> Iterator[None]:
+    """Let this one of FORMS serve the loss."""
+    versions = native.VERSIONS
+    native.VERSIONS = versions[: FORMS.index(form)]
+    try:
+        yield
+    finally:
+        native.VERSIONS = versions
 
 
 class Elsewhere(torch.Tensor):

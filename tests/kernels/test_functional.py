@@ -26,6 +26,7 @@ from cases import (
     assert_error_rule,
     assert_same,
     clear_threshold,
+    closed_form,
     make_problem,
     maximum,
     torch_impl_module,
@@ -150,7 +151,7 @@ class TestAgainstReference:
         assert_all_same(evaluate_loss(problem, "torch", **options), truth)
 
     @pytest.mark.parametrize("dtype", LOW_DTYPES, ids=str)
-    def test_loss_is_as_accurate_as_the_reference(self, dtype, shape, kind):
+    def test_loss_is_as_accurate_as_the_reference(self, dtype, shape, kind, form):
         problem = make_problem(*shape, kind=kind, dtype=dtype)
         options = loss_options(problem)
         truth = evaluate_loss(problem.to(torch.float64), "reference", **options)
@@ -160,7 +161,7 @@ class TestAgainstReference:
 
 @pytest.mark.parametrize("strength", [0.01, 3.0])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_weak_and_strong_transformations_are_as_accurate_as_the_reference(dtype, strength):
+def test_weak_and_strong_transformations_are_as_accurate_as_the_reference(dtype, strength, form):
     problem = make_problem(3, 17, 7, 19, dtype=dtype)
     options = {"pseudo_labels": problem.pseudo_labels, "strength": strength}
     truth = evaluate_loss(problem.to(torch.float64), "reference", **options)
@@ -467,7 +468,7 @@ class TestInnerForms:
 
     # λ max G of about 500 in float32: outside the exponent range of the separable form
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-    def test_large_strength_is_as_accurate_as_the_reference(self, dtype):
+    def test_large_strength_is_as_accurate_as_the_reference(self, dtype, form):
         problem = make_problem(3, 9, 7, 19, dtype=dtype)
         options = {"strength": 200.0, "pseudo_labels": problem.pseudo_labels}
         truth = evaluate_loss(problem.to(torch.float64), "reference", **options)
@@ -484,11 +485,12 @@ class TestInnerForms:
         original = module.LogOdds._exponents
         monkeypatch.setattr(module.LogOdds, "_exponents", lambda *args: calls.append(1) or original(*args))
         problem = make_problem(3, 9, 7, 19, dtype=torch.float32).leaves()
-        problem.loss(impl="torch", strength=200.0).total.backward()
+        with closed_form("operators"):
+            problem.loss(impl="torch", strength=200.0).total.backward()
         assert len(calls) >= 2  # forward and backward
 
     # the sums of one row underflow in the separable form although λG is small: one logit far above the others
-    def test_dominant_logits_are_as_accurate_as_the_reference(self):
+    def test_dominant_logits_are_as_accurate_as_the_reference(self, form):
         problem = make_problem(3, 9, 7, 19, dtype=torch.float32)
         spread = problem.map(lambda logits: logits * 40, ["labeled_logits", "weak_logits", "strong_logits"])
         options = {"pseudo_labels": problem.pseudo_labels}
@@ -533,7 +535,7 @@ class TestInputs:
 
     @pytest.mark.parametrize("shape", [(3, 9, 7, 5), (17, 3, 41, 8)], ids=str)
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-    def test_same_input_gives_the_same_bits(self, dtype, shape):
+    def test_same_input_gives_the_same_bits(self, dtype, shape, form):
         problem = make_problem(*shape, dtype=dtype)
         first, second = (evaluate_loss(problem, "torch") for _ in range(2))
         for name, value in first.items():
@@ -542,17 +544,18 @@ class TestInputs:
             first, second = (evaluate_function(name, problem, "torch", STRENGTH) for _ in range(2))
             assert all(torch.equal(second[key], value) for key, value in first.items()), name
 
+    @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-14), (torch.float32, 1e-5)], ids=str)
     @pytest.mark.parametrize("layout", LAYOUTS)
     @pytest.mark.parametrize("kind", KINDS)
-    def test_any_layout_gives_the_same_result(self, kind, layout):
-        problem = make_problem(5, 9, kind=kind)
+    def test_any_layout_gives_the_same_result(self, kind, layout, dtype, tolerance):
+        problem = make_problem(5, 9, kind=kind, dtype=dtype)
         names = [field.name for field in dataclasses.fields(problem)]
         relaid = problem.map(LAYOUTS[layout], names)
         assert layout == "offset" or not relaid.weight.is_contiguous()
         for name in FUNCTIONS:
             with torch.no_grad():
                 expected, found = (FUNCTIONS[name][0](p, "torch", STRENGTH) for p in (problem, relaid))
-            assert_same(found, expected, 1e-14, name)
+            assert_same(found, expected, tolerance, name)
         differentiable = relaid.map(lambda tensor: tensor.detach().requires_grad_(), DIFFERENTIABLE)
         loss = differentiable.loss(
             impl="torch", thresholds=relaid.class_thresholds, labeled_candidates=relaid.labeled_candidates
@@ -560,9 +563,9 @@ class TestInputs:
         expected = evaluate_loss(
             problem, "torch", thresholds=problem.class_thresholds, labeled_candidates=problem.labeled_candidates
         )
-        assert_same(loss.total.detach(), expected["total"], 1e-14)
+        assert_same(loss.total.detach(), expected["total"], tolerance)
         for name, gradient in differentiable.gradients(loss.total).items():
-            assert_same(gradient, expected[f"d total / d {name}"], 1e-14, name)
+            assert_same(gradient, expected[f"d total / d {name}"], tolerance, name)
 
     def test_expanded_tensors_and_expanded_upstream_gradients_are_served(self):
         problem = make_problem(6, 6)
@@ -609,8 +612,9 @@ class TestEmptyBatches:
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("impl", ["torch", "reference"])
     @pytest.mark.parametrize("sizes", [(0, 5), (5, 0), (0, 0)], ids=str)
-    def test_empty_batches_give_zero_terms_and_zero_gradients(self, sizes, impl, kind, with_candidates):
-        problem = make_problem(*sizes, kind=kind).leaves()
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+    def test_empty_batches_give_zero_terms_and_zero_gradients(self, dtype, sizes, impl, kind, with_candidates):
+        problem = make_problem(*sizes, kind=kind, dtype=dtype).leaves()
         options = {"labeled_candidates": problem.labeled_candidates} if with_candidates else {}
         loss = problem.loss(impl=impl, thresholds=0.1, **options)
         zero = {"supervised"} if not sizes[0] else set()

@@ -54,6 +54,11 @@ def test_training_step_needs_nothing_optional(missing):
     run(blocking(*missing) + STEP)
 
 
+def test_training_step_needs_no_compiled_extension():
+    without = "import sys; sys.modules['plsp_kernels.native._kernels'] = None"
+    assert run(f"{without}\n{STEP}\nfrom plsp_kernels import native; print(native.VERSIONS)") == "()"
+
+
 def test_blocked_modules_cannot_be_imported():
     """Guards the test above."""
     code = blocking(*OPTIONAL) + "\nfor name in %r:\n    try: __import__(name)\n    except ImportError: print(name)"

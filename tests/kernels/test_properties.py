@@ -12,7 +12,18 @@ from hypothesis import assume, given, settings
 from test_functional import GRADIENT_SLACK, VALUE_SLACK
 
 import plsp_kernels
-from cases import KINDS, PATTERNS, TERMS, Problem, assert_error_rule, clear_threshold, make_problem, maximum
+from cases import (
+    FORMS,
+    KINDS,
+    PATTERNS,
+    TERMS,
+    Problem,
+    assert_error_rule,
+    clear_threshold,
+    closed_form,
+    make_problem,
+    maximum,
+)
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -63,9 +74,9 @@ def check(found, rival, truth, slack, name):
     assert_error_rule(found.detach(), rival.detach(), truth.detach(), slack, name)
 
 
-@settings(max_examples=150)
-@given(problems(), strengths, st.booleans(), st.booleans(), st.floats(0, 2))
-def test_loss_is_as_accurate_as_the_reference(problem, strength, inside, with_candidates, ss_weight):
+@settings(max_examples=300)
+@given(problems(), strengths, st.booleans(), st.booleans(), st.floats(0, 2), st.sampled_from(FORMS))
+def test_loss_is_as_accurate_as_the_reference(problem, strength, inside, with_candidates, ss_weight, form):
     double = problem.to(torch.float64)
     options = {"strength": strength, "pseudo_labels": problem.pseudo_labels, "ss_weight": ss_weight}
     options["argmax_in_candidates"] = inside
@@ -84,7 +95,8 @@ def test_loss_is_as_accurate_as_the_reference(problem, strength, inside, with_ca
         leaves = case.map(
             lambda t: t.detach().requires_grad_(), ["labeled_logits", "weak_logits", "strong_logits", "weight"]
         )
-        loss = leaves.loss(impl=impl, **options)
+        with closed_form(form):
+            loss = leaves.loss(impl=impl, **options)
         runs.append((loss, leaves.gradients(loss.total)))
     (found, gradients), (rival, rival_gradients), (truth, true_gradients) = runs
     exponent = exponent_size(problem, strength)

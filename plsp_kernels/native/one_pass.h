@@ -1,0 +1,374 @@
+/* The loss of one step with all its gradients, in one pass over the samples of each class.
+ *
+ * With few classes the same computation in ATen operators costs what its calls cost. Here a block of LANES samples of
+ * one class goes through everything while it lies in the cache. The mathematics is that of torch_impl, where
+ * log_odds.py names odds, P[k|j] and d, and the two forms of their sums.
+ *
+ * This is the body of each file that is compiled for one kind of processor: it says how many LANES a register of that
+ * kind holds, and the NAME of its function.
+ */
+#include "upper_bound.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lanes.h"
+
+struct workspace {
+    /* of one class */
+    lanes *pairs;       /* (l, l): Σ d_j P[k|j] over the samples, lane by lane */
+    float *interaction; /* (l, l): λ G[j, k] */
+    float *kernel;      /* (l, l): exp(-λ G[j, k]), zero for k = j */
+    float least;        /* sums of exponentials below this are not to be trusted in the separable form */
+    float *scale;       /* (l, l): the margin x_jk/√2 of the probit over the difference of logits */
+    float *half;        /* (l,): (λ/2) g_j, g being the diagonal of G */
+    /* of one block */
+    lanes *exponentials; /* (l, l): [j, k] in proportion to P[k|j] */
+    lanes *shares;       /* (l,): exp(z_k + (λ/2) g_k), the largest being one */
+    lanes *sums;         /* (l,): Σ_k of the exponentials */
+    lanes *largest;      /* (l,): log of what the exponentials are divided by */
+    lanes *logits;       /* (l,) */
+    lanes *probit;       /* (l,): probabilities of the weak view */
+    lanes *weights;      /* (l,): of logsigmoid(±odds) in the term that the rows feed */
+    lanes *odds;         /* (l,) */
+    lanes *slopes;       /* (l,): ∂term/∂odds */
+    lanes *grad;         /* (l,): ∂total/∂logits */
+};
+
+/* Its memory is one allocation, which begins at `pairs`. */
+static enum outcome allocate(struct workspace *work, int64_t l)
+{
+    size_t bytes = (size_t)(2 * l * l + 9 * l) * sizeof(lanes) + (size_t)(3 * l * l + l) * sizeof(float);
+    lanes *tiles = aligned_alloc(sizeof(lanes), (bytes + sizeof(lanes) - 1) / sizeof(lanes) * sizeof(lanes));
+    if (tiles == NULL)
+        return NO_MEMORY;
+    work->pairs = tiles;
+    work->exponentials = tiles + l * l;
+    tiles += 2 * l * l;
+    lanes **vectors[] = {&work->shares,  &work->sums, &work->largest, &work->logits, &work->probit,
+                         &work->weights, &work->odds, &work->slopes,  &work->grad};
+    for (size_t i = 0; i < sizeof vectors / sizeof *vectors; ++i, tiles += l)
+        *vectors[i] = tiles;
+    work->interaction = (float *)tiles;
+    work->kernel = work->interaction + l * l;
+    work->scale = work->kernel + l * l;
+    work->half = work->scale + l * l;
+    return DONE;
+}
+
+static int all_below(const int64_t *numbers, int64_t count, int64_t limit)
+{
+    int below = 1;
+    for (int64_t i = 0; i < count; ++i)
+        below &= numbers[i] >= 0 && numbers[i] < limit;
+    return below;
+}
+
+/* Samples in the order of their slots: those of slot y are order[starts[y]] to order[starts[y + 1] - 1]. */
+struct grouping {
+    int64_t *order, *starts;
+};
+
+static enum outcome group_by_slot(struct grouping *groups, const int64_t *slots, int64_t count, int64_t num_slots)
+{
+    if (!all_below(slots, count, num_slots))
+        return OUT_OF_RANGE;
+    groups->order = malloc((size_t)(count + num_slots + 1) * sizeof(int64_t));
+    if (groups->order == NULL)
+        return NO_MEMORY;
+    int64_t *starts = groups->starts = groups->order + count;
+    memset(starts, 0, (size_t)(num_slots + 1) * sizeof(int64_t));
+    for (int64_t i = 0; i < count; ++i)
+        ++starts[slots[i]];
+    for (int64_t y = 1; y <= num_slots; ++y)
+        starts[y] += starts[y - 1];
+    for (int64_t i = count - 1; i >= 0; --i)
+        groups->order[--starts[slots[i]]] = i;
+    return DONE;
+}
+
+/* Samples computed side by side: lanes beyond `filled` repeat the last one and must weigh nothing. */
+struct block {
+    int64_t sample[LANES];
+    int filled;
+};
+
+static struct block take(const struct grouping *groups, int64_t start, int64_t stop)
+{
+    struct block block = {.filled = stop - start < LANES ? (int)(stop - start) : LANES};
+    for (int i = 0; i < LANES; ++i)
+        block.sample[i] = groups->order[start + (i < block.filled ? i : block.filled - 1)];
+    return block;
+}
+
+static void load(lanes *tile, const float *rows, const struct block *block, int64_t l)
+{
+    for (int i = 0; i < LANES; ++i)
+        for (int64_t k = 0; k < l; ++k)
+            tile[k][i] = rows[block->sample[i] * l + k];
+}
+
+static void store(const lanes *tile, float *rows, const struct block *block, int64_t l)
+{
+    for (int i = 0; i < block->filled; ++i)
+        for (int64_t k = 0; k < l; ++k)
+            rows[block->sample[i] * l + k] = tile[k][i];
+}
+
+static void begin_class(const struct step *step, const float *gram, struct workspace *work)
+{
+    int64_t l = step->num_classes;
+    float constant = 2.0f / (step->beta * step->beta), reach = 0.0f;
+    for (int64_t j = 0; j < l; ++j) {
+        work->half[j] = 0.5f * step->strength * gram[j * l + j];
+        reach = 2.0f * work->half[j] > reach ? 2.0f * work->half[j] : reach;
+        for (int64_t k = 0; k < l; ++k) {
+            float quadratic = (gram[j * l + j] + gram[k * l + k]) - 2.0f * gram[j * l + k];
+            quadratic = quadratic < 0.0f ? 0.0f : quadratic;
+            work->interaction[j * l + k] = step->strength * gram[j * l + k];
+            work->kernel[j * l + k] = k == j ? 0.0f : expf(-work->interaction[j * l + k]);
+            work->scale[j * l + k] = 1.0f / sqrtf(constant + 2.0f * step->strength * quadratic);
+        }
+    }
+    /* No interaction exceeds the reach, by Cauchy-Schwarz. A share that underflowed is below exp(-87), and the kernel
+     * multiplies it by exp(reach) at most: a sum this much larger has not missed it. */
+    work->least = expf(reach - 87.0f) / FLT_EPSILON;
+    memset(work->pairs, 0, (size_t)(l * l) * sizeof(lanes));
+}
+
+/* ∂total/∂G = diag(S 1) - S with S = D + Dᵀ and D = ∂total/∂Q = -(λ/2) Σ d_j P[k|j]. */
+static void end_class(const struct step *step, const struct workspace *work, float *grad_gram)
+{
+    int64_t l = step->num_classes;
+    for (int64_t j = 0; j < l; ++j)
+        grad_gram[j * l + j] = 0.0f;
+    for (int64_t j = 0; j < l; ++j)
+        for (int64_t k = j + 1; k < l; ++k) {
+            lanes both = work->pairs[j * l + k] + work->pairs[k * l + j];
+            float sum = 0.0f;
+            for (int i = 0; i < LANES; ++i)
+                sum += both[i];
+            sum *= 0.5f * step->strength;
+            grad_gram[j * l + k] = grad_gram[k * l + j] = sum;
+            grad_gram[j * l + j] -= sum;
+            grad_gram[k * l + k] -= sum;
+        }
+}
+
+/* Probabilities p̂_j = 1 / (1 + Σ_{k≠j} Φ(-x_jk) / Φ(x_jk)) of the logits. x is antisymmetric, so the ratio of (k, j) is
+ * the reciprocal of that of (j, k). */
+static void probit_block(int64_t l, struct workspace *work)
+{
+    const lanes *logits = work->logits;
+    lanes *probit = work->probit;
+    for (int64_t j = 0; j < l; ++j)
+        probit[j] = all(1.0f);
+    for (int64_t j = 0; j < l; ++j) {
+        for (int64_t k = j + 1; k < l; ++k) {
+            struct ratio ratio = normal_ratio((logits[j] - logits[k]) * work->scale[j * l + k]);
+            probit[j] += ratio.value;
+            probit[k] += ratio.reciprocal;
+        }
+        probit[j] = 1.0f / probit[j];
+    }
+}
+
+/* Confidence, prediction and mask of the instances, and as weights minus their pseudo-targets over the batch size: the
+ * probabilities of the candidates, normalised, or where all of these underflow, the candidate softmax of the logits. */
+static void choose_targets(const struct step *step, const struct block *block, struct workspace *work)
+{
+    int64_t l = step->num_classes;
+    const lanes *probit = work->probit, *logits = work->logits;
+    memset(work->weights, 0, (size_t)l * sizeof(lanes));
+    for (int i = 0; i < block->filled; ++i) {
+        int64_t instance = block->sample[i], best = 0;
+        const uint8_t *candidates = step->candidates + instance * l;
+        float mass = 0.0f, largest = -INFINITY, total = 0.0f;
+        for (int64_t j = 0; j < l; ++j) {
+            best = probit[j][i] > probit[best][i] ? j : best;
+            mass += candidates[j] ? probit[j][i] : 0.0f;
+            largest = candidates[j] && logits[j][i] > largest ? logits[j][i] : largest;
+        }
+        step->confidence[instance] = probit[best][i];
+        step->prediction[instance] = best;
+        step->mask[instance] =
+            probit[best][i] >= step->thresholds[best] && (candidates[best] || !step->argmax_in_candidates);
+        if (!step->mask[instance])
+            continue;
+        for (int64_t j = 0; j < l; ++j)
+            if (candidates[j])
+                total += work->weights[j][i] = mass < FLT_MIN ? expf(logits[j][i] - largest) : probit[j][i];
+        for (int64_t j = 0; j < l; ++j)
+            work->weights[j][i] /= -total * (float)step->num_unlabeled;
+    }
+}
+
+/* The labels as weights. */
+static void choose_labels(const struct step *step, const struct block *block, struct workspace *work)
+{
+    memset(work->weights, 0, (size_t)step->num_classes * sizeof(lanes));
+    for (int i = 0; i < block->filled; ++i)
+        work->weights[step->labels[block->sample[i]]][i] = -1.0f / (float)step->num_labeled;
+}
+
+/* The classes outside the candidate sets as weights. */
+static void choose_outside(const struct step *step, const struct block *block, const uint8_t *candidates,
+                           struct workspace *work)
+{
+    int64_t l = step->num_classes;
+    int64_t count = step->num_unlabeled + (step->labeled_candidates ? step->num_labeled : 0);
+    for (int i = 0; i < LANES; ++i)
+        for (int64_t k = 0; k < l; ++k) {
+            int outside = i < block->filled && !candidates[block->sample[i] * l + k];
+            work->weights[k][i] = outside ? 1.0f / (float)count : 0.0f;
+        }
+}
+
+/* Exponentials and sums in the separable form: l exponentials a row, and products. */
+static int separable_sums(int64_t l, struct workspace *work)
+{
+    lanes largest = work->logits[0] + work->half[0], smallest_sum = all(INFINITY);
+    for (int64_t k = 1; k < l; ++k)
+        largest = larger(work->logits[k] + work->half[k], largest);
+    for (int64_t k = 0; k < l; ++k)
+        work->shares[k] = exp_below(work->logits[k] + work->half[k] - largest);
+    for (int64_t j = 0; j < l; ++j) {
+        lanes sum = all(0.0f);
+        for (int64_t k = 0; k < l; ++k)
+            sum += work->exponentials[j * l + k] = work->shares[k] * work->kernel[j * l + k];
+        smallest_sum = smaller(sum, smallest_sum);
+        work->largest[j] = largest;
+        work->sums[j] = sum;
+    }
+    int trusted = 1;
+    for (int i = 0; i < LANES; ++i)
+        trusted &= !(smallest_sum[i] < work->least);
+    return trusted;
+}
+
+/* The same in the direct form, safe for any logits and any interaction. */
+static void direct_sums(int64_t l, struct workspace *work)
+{
+    for (int64_t j = 0; j < l; ++j) {
+        lanes *exponentials = work->exponentials + j * l, largest = all(-INFINITY), sum = all(0.0f);
+        for (int64_t k = 0; k < l; ++k) {
+            lanes exponent = work->logits[k] + (work->half[k] - work->interaction[j * l + k]);
+            exponentials[k] = k == j ? all(-INFINITY) : exponent;
+            largest = larger(exponentials[k], largest);
+        }
+        for (int64_t k = 0; k < l; ++k)
+            sum += exponentials[k] = exp_below(exponentials[k] - largest);
+        work->largest[j] = largest;
+        work->sums[j] = sum;
+    }
+}
+
+/* Odds o_j = z_j - logsumexp_{k≠j}(z_k + (λ/2) Q[k, j]), the value of Σ weight · logsigmoid(sign · o) and sign times its
+ * slopes: a term with sign -1 is subtracted from the loss. */
+static double odds_block(int64_t l, float sign, struct workspace *work)
+{
+    if (!(work->least < 1.0f && separable_sums(l, work)))
+        direct_sums(l, work);
+    lanes terms = all(0.0f);
+    for (int64_t j = 0; j < l; ++j) {
+        work->odds[j] = work->logits[j] - work->half[j] - (work->largest[j] + log_positive(work->sums[j]));
+        lanes signed_odds = sign * work->odds[j], negative_part = smaller(signed_odds, all(0.0f));
+        lanes tail = exp_below(smaller(signed_odds, -signed_odds));
+        terms += work->weights[j] * (negative_part - log1p_unit(tail));
+        work->slopes[j] = work->weights[j] * select(signed_odds < 0.0f, all(1.0f), tail) / (1.0f + tail);
+    }
+    double term = 0.0;
+    for (int i = 0; i < LANES; ++i)
+        term += terms[i];
+    return term;
+}
+
+/* ∂total/∂z_k = d_k - Σ_{j≠k} d_j P[k|j], where d is `factor` times the slopes; adds d_j P[k|j] to the pairs. */
+static void pull_block(int64_t l, float factor, struct workspace *work)
+{
+    for (int64_t j = 0; j < l; ++j)
+        work->grad[j] = factor * work->slopes[j];
+    for (int64_t j = 0; j < l; ++j) {
+        lanes share = factor * work->slopes[j] / work->sums[j];
+        for (int64_t k = 0; k < l; ++k) {
+            lanes pulled = share * work->exponentials[j * l + k];
+            work->grad[k] -= pulled;
+            work->pairs[j * l + k] += pulled;
+        }
+    }
+}
+
+/* The rows of a block from loaded logits and chosen weights on; returns the value of odds_block. */
+static double finish_rows(const struct step *step, const struct block *block, int64_t first_row, float sign,
+                          float factor, struct workspace *work)
+{
+    int64_t l = step->num_classes, offset = first_row * l;
+    double term = odds_block(l, sign, work);
+    store(work->odds, step->odds + offset, block, l);
+    store(work->slopes, step->grad_odds + offset, block, l);
+    if (step->grad_rows || step->grad_gram)
+        pull_block(l, factor, work);
+    if (step->grad_rows)
+        store(work->grad, step->grad_rows + offset, block, l);
+    return term;
+}
+
+static void run(const struct step *step, const struct grouping *labeled, const struct grouping *unlabeled,
+                struct workspace *work)
+{
+    int64_t l = step->num_classes;
+    int64_t strong = step->num_labeled, weak = strong + step->num_unlabeled, again = weak + step->num_unlabeled;
+    double supervised = 0.0, consistency = 0.0, complementary = 0.0;
+    for (int64_t y = 0; y < step->num_slots; ++y) {
+        begin_class(step, step->gram + y * l * l, work);
+        for (int64_t start = labeled->starts[y], stop = labeled->starts[y + 1]; start < stop; start += LANES) {
+            struct block block = take(labeled, start, stop);
+            load(work->logits, step->rows, &block, l);
+            choose_labels(step, &block, work);
+            supervised += finish_rows(step, &block, 0, 1.0f, step->ss_weight, work);
+            if (step->labeled_candidates) {
+                choose_outside(step, &block, step->labeled_candidates, work);
+                complementary -= finish_rows(step, &block, again, -1.0f, 1.0f, work);
+            }
+        }
+        for (int64_t start = unlabeled->starts[y], stop = unlabeled->starts[y + 1]; start < stop; start += LANES) {
+            struct block block = take(unlabeled, start, stop);
+            load(work->logits, step->rows + weak * l, &block, l);
+            choose_outside(step, &block, step->candidates, work);
+            complementary -= finish_rows(step, &block, weak, -1.0f, 1.0f, work);
+            probit_block(l, work);
+            choose_targets(step, &block, work);
+            load(work->logits, step->rows + strong * l, &block, l);
+            consistency += finish_rows(step, &block, strong, 1.0f, step->ss_weight, work);
+        }
+        if (step->grad_gram)
+            end_class(step, work, step->grad_gram + y * l * l);
+    }
+    step->values[0] = (float)(step->ss_weight * (supervised + consistency) + complementary);
+    step->values[1] = (float)supervised;
+    step->values[2] = (float)consistency;
+    step->values[3] = (float)complementary;
+}
+
+enum outcome NAME(const struct step *step)
+{
+    struct workspace work = {0};
+    struct grouping labeled = {0}, unlabeled = {0};
+    enum outcome outcome = DONE;
+    if (!all_below(step->labels, step->num_labeled, step->num_classes))
+        outcome = OUT_OF_RANGE;
+    if (outcome == DONE)
+        outcome = allocate(&work, step->num_classes);
+    if (outcome == DONE)
+        outcome = group_by_slot(&labeled, step->slots, step->num_labeled, step->num_slots);
+    if (outcome == DONE)
+        outcome = group_by_slot(&unlabeled, step->slots + step->num_labeled, step->num_unlabeled, step->num_slots);
+    if (outcome == DONE)
+        run(step, &labeled, &unlabeled, &work);
+    free(work.pairs);
+    free(labeled.order);
+    free(unlabeled.order);
+    return outcome;
+}
