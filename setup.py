@@ -6,8 +6,8 @@ setup(
     ext_modules=[
         Extension(
             "plsp_kernels.native._kernels",
-            sources=[f"{NATIVE}/{name}.c" for name in ("module", "baseline", "avx2", "avx512")],
-            depends=[f"{NATIVE}/{name}.h" for name in ("upper_bound", "one_pass", "lanes")],
+            sources=[f"{NATIVE}/{name}.c" for name in ("module", "baseline", "avx2", "avx512", "class_activation")],
+            depends=[f"{NATIVE}/{name}.h" for name in ("native", "one_pass", "class_gram", "lanes")],
             extra_compile_args=[
                 "-std=c11",
                 "-O3",

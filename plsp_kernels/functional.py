@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plsp_kernels import checks, ops, reference
+from plsp_kernels import checks, native, ops, reference
 from plsp_kernels.ops.registration import without_autocast
 from plsp_kernels.semantic_loss import SemanticLoss
 from plsp_kernels.slots import class_slots
@@ -109,24 +109,18 @@ def semantic_upper_bound_loss(
             argmax_in_candidates=argmax_in_candidates,
         )
 
-    classes, slots = class_slots(torch.cat([labels, pseudo_labels]), num_classes)
-    unlabeled_slots = slots[num_labeled:]
     # Converted one by one: the labelled logits may serve twice, and their gradients are added before they are rounded.
     labeled, strong, weak, weight = _compute_dtype(labeled_logits, strong_logits, weak_logits, weight)
-    blocks, block_slots = [labeled, strong, weak], [slots, unlabeled_slots]
-    if labeled_candidates is not None:
-        blocks.append(labeled)
-        block_slots.append(slots[:num_labeled])
-    rows = torch.cat(blocks)
     if not isinstance(thresholds, Tensor):
-        thresholds = rows.new_full((num_classes,), thresholds)
-    total, terms, confidence, prediction, mask = ops.upper_bound(
-        rows,
+        thresholds = weight.new_full((num_classes,), thresholds)
+    total, supervised, consistency, complementary, confidence, prediction, mask = ops.upper_bound(
+        labeled,
+        strong,
+        weak,
         weight,
         covariance.detach(),
-        classes,
-        torch.cat(block_slots),
         labels,
+        pseudo_labels,
         candidates,
         labeled_candidates,
         thresholds,
@@ -136,7 +130,6 @@ def semantic_upper_bound_loss(
         argmax_in_candidates,
         impl,
     )
-    supervised, consistency, complementary = terms.unbind()
     return SemanticLoss(total, supervised, consistency, complementary, pseudo_labels, confidence, prediction, mask)
 
 
@@ -240,6 +233,8 @@ def class_activation_labels(logits: Tensor, candidates: Tensor) -> Tensor:
 
 def _class_activation_labels(logits: Tensor, candidates: Tensor) -> Tensor:
     (logits,) = _compute_dtype(logits.detach())  # the square of a half-precision logit may overflow
+    if native.takes(logits) and not torch.compiler.is_compiling():
+        return native.class_activation_labels(logits, candidates)
     return reference.class_activation_labels(logits, candidates)
 
 

@@ -1,7 +1,7 @@
-"""The pair work of a small step as one C function: with few classes, operator calls cost more than what they compute.
+"""A small step as one C function: with few classes, operator calls cost more than what they compute.
 
-The closed form of `torch_impl` takes it for float32 on a CPU. Where the extension could not be compiled, on other
-devices and for larger steps, which fill the threads and matrix products of ATen, its operators serve.
+The closed form takes it for float32 on a CPU. Where the extension could not be compiled, on other devices and for
+larger steps, which fill the threads and matrix products of ATen, the operators of `torch_impl` serve.
 """
 
 import torch
@@ -14,28 +14,39 @@ except ImportError:
 
 VERSIONS = () if _kernels is None else _kernels.VERSIONS
 """What it was compiled for and this processor can run, the fastest last; empty if it is not there at all."""
+
 MOST_CLASSES = 24
 MOST_PAIRS = 2**20
-"""A step with more classes, or more pairs of classes over all its rows, is left to the operators."""
+MOST_PRODUCTS = 2**24
+"""A step with more classes, more pairs of classes over its rows of logits, or more multiplications for its Gram
+matrices is left to the operators."""
 
 
-def serves(rows: Tensor) -> bool:
-    """Whether a step with these rows of logits (N, l) is for the C function."""
-    count, num_classes = rows.shape
+def takes(tensor: Tensor) -> bool:
+    """Whether it is there for tensors like this one."""
+    return len(VERSIONS) > 0 and tensor.dtype == torch.float32 and tensor.device.type == "cpu"
+
+
+def serves(count: int, weight: Tensor, covariance: Tensor) -> bool:
+    """Whether a step of this many samples is small enough, and has samples enough to give each class its own place."""
+    num_classes, num_features = weight.shape
+    products = num_classes**2 * num_features * (2 * num_classes + (num_features if covariance.dim() == 3 else 1))
     return (
-        len(VERSIONS) > 0
-        and rows.dtype == torch.float32
-        and rows.device.type == "cpu"
-        and num_classes <= MOST_CLASSES
-        and count * num_classes**2 <= MOST_PAIRS
+        takes(weight)
+        and num_classes <= min(MOST_CLASSES, count)
+        and 2 * count * num_classes**2 <= MOST_PAIRS
+        and products <= MOST_PRODUCTS
     )
 
 
 def upper_bound(
-    rows: Tensor,
-    gram: Tensor,
-    slots: Tensor,
+    labeled: Tensor,
+    strong: Tensor,
+    weak: Tensor,
+    weight: Tensor,
+    covariance: Tensor,
     labels: Tensor,
+    pseudo_labels: Tensor,
     candidates: Tensor,
     labeled_candidates: Tensor | None,
     thresholds: Tensor,
@@ -43,32 +54,47 @@ def upper_bound(
     ss_weight: float,
     beta: float,
     argmax_in_candidates: bool,
-    need_rows: bool,
-    need_gram: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """As torch_impl.upper_bound."""
-    num_labeled, (num_unlabeled, num_classes) = labels.shape[0], candidates.shape
-    rows, gram, thresholds = rows.contiguous(), gram.contiguous(), thresholds.to(rows.dtype).contiguous()
-    slots, labels, candidates = slots.contiguous(), labels.contiguous(), candidates.contiguous()
-    if labeled_candidates is not None:
-        labeled_candidates = labeled_candidates.contiguous()
+    need_logits: bool,
+    need_weight: bool,
+) -> tuple[Tensor, ...]:
+    """What the operator plsp::upper_bound returns."""
+    (num_labeled, num_classes), num_unlabeled, num_features = labeled.shape, weak.shape[0], weight.shape[1]
+    num_rows = num_labeled + 2 * num_unlabeled + (0 if labeled_candidates is None else num_labeled)
+    diagonal = covariance.dim() == 2
+    saves_product = need_weight and not diagonal
+    classifier = weight, covariance.to(weight.dtype)
+    sets = labels, pseudo_labels, candidates, labeled_candidates
+    inputs = (labeled, strong, weak, *classifier, *sets, thresholds.to(weight.dtype))
+    dense = [None if tensor is None else tensor.contiguous() for tensor in inputs]
     outputs = (
-        rows.new_empty(4),
-        torch.empty_like(rows),
-        torch.empty_like(rows),
-        torch.empty_like(rows) if need_rows else rows.new_empty(0),
-        torch.empty_like(gram) if need_gram else gram.new_empty(0),
-        rows.new_empty(num_unlabeled),
+        weight.new_empty(4),
+        weight.new_empty((num_rows, num_classes) if need_logits else 0),
+        weight.new_empty(weight.shape if need_weight else 0),
+        weight.new_empty(num_rows, num_classes),
+        weight.new_empty(num_rows, num_classes),
+        weight.new_empty(weight.shape),
+        weight.new_empty(num_classes, num_classes, num_classes),
+        weight.new_empty(num_classes if saves_product else 0, num_classes, num_features),
+        weight.new_empty(num_unlabeled),
         labels.new_empty(num_unlabeled),
         candidates.new_empty(num_unlabeled),
     )
-    inputs = (rows, gram, slots, labels, candidates, labeled_candidates, thresholds)
     _kernels.upper_bound(
         len(VERSIONS) - 1,
-        (num_labeled, num_unlabeled, num_classes, gram.shape[0]),
-        tuple(0 if tensor is None else tensor.data_ptr() for tensor in inputs),
+        (num_labeled, num_unlabeled, num_classes, num_features),
+        tuple(0 if tensor is None else tensor.data_ptr() for tensor in dense),
         (strength, ss_weight, beta),
+        diagonal,
         argmax_in_candidates,
         tuple(tensor.data_ptr() for tensor in outputs),  # 0 for those that are empty
     )
     return outputs
+
+
+def class_activation_labels(logits: Tensor, candidates: Tensor) -> Tensor:
+    """As the function of the reference, for float32 on a CPU."""
+    labels = torch.empty(logits.shape[0], dtype=torch.int64)
+    logits, candidates = logits.contiguous(), candidates.contiguous()
+    count, num_classes = logits.shape
+    _kernels.class_activation_labels(count, num_classes, logits.data_ptr(), candidates.data_ptr(), labels.data_ptr())
+    return labels

@@ -1,8 +1,8 @@
-/* The Python module. Its one function takes the addresses of tensors, which the Python side has checked. */
+/* The Python module. Its functions take the addresses of tensors, which the Python side has checked. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include "upper_bound.h"
+#include "native.h"
 
 struct version {
     const char *name;
@@ -24,39 +24,63 @@ static void find_versions(void)
 #endif
 }
 
+/* The addresses of a tuple; false, with an exception set, if it does not hold just as many. */
+static int get_addresses(PyObject *tuple, void **addresses, Py_ssize_t count)
+{
+    if (PyTuple_Size(tuple) != count) {
+        if (!PyErr_Occurred())
+            PyErr_Format(PyExc_ValueError, "expected %zd addresses", count);
+        return 0;
+    }
+    for (Py_ssize_t i = 0; i < count; ++i) {
+        addresses[i] = PyLong_AsVoidPtr(PyTuple_GetItem(tuple, i));
+        if (addresses[i] == NULL && PyErr_Occurred())
+            return 0;
+    }
+    return 1;
+}
+
 static PyObject *call_upper_bound(PyObject *module, PyObject *args)
 {
     struct step step;
     int version;
-    long long sizes[4];
-    unsigned long long in[7], out[8];
+    long long num_labeled, num_unlabeled, num_classes, num_features;
+    PyObject *inputs, *outputs;
+    void *in[10], *out[11];
     (void)module;
-    if (!PyArg_ParseTuple(args, "i(LLLL)(KKKKKKK)(fff)p(KKKKKKKK)", &version, &sizes[0], &sizes[1], &sizes[2],
-                          &sizes[3], &in[0], &in[1], &in[2], &in[3], &in[4], &in[5], &in[6], &step.strength,
-                          &step.ss_weight, &step.beta, &step.argmax_in_candidates, &out[0], &out[1], &out[2], &out[3],
-                          &out[4], &out[5], &out[6], &out[7]))
+    if (!PyArg_ParseTuple(args, "i(LLLL)O(fff)ppO", &version, &num_labeled, &num_unlabeled, &num_classes,
+                          &num_features, &inputs, &step.strength, &step.ss_weight, &step.beta, &step.diagonal,
+                          &step.argmax_in_candidates, &outputs))
+        return NULL;
+    if (!get_addresses(inputs, in, 10) || !get_addresses(outputs, out, 11))
         return NULL;
     if (version < 0 || version >= num_versions)
         return PyErr_Format(PyExc_IndexError, "version must lie in [0, %d), got %d", num_versions, version);
-    step.num_labeled = sizes[0];
-    step.num_unlabeled = sizes[1];
-    step.num_classes = sizes[2];
-    step.num_slots = sizes[3];
-    step.rows = (const float *)(uintptr_t)in[0];
-    step.gram = (const float *)(uintptr_t)in[1];
-    step.slots = (const int64_t *)(uintptr_t)in[2];
-    step.labels = (const int64_t *)(uintptr_t)in[3];
-    step.candidates = (const uint8_t *)(uintptr_t)in[4];
-    step.labeled_candidates = (const uint8_t *)(uintptr_t)in[5];
-    step.thresholds = (const float *)(uintptr_t)in[6];
-    step.values = (float *)(uintptr_t)out[0];
-    step.odds = (float *)(uintptr_t)out[1];
-    step.grad_odds = (float *)(uintptr_t)out[2];
-    step.grad_rows = (float *)(uintptr_t)out[3];
-    step.grad_gram = (float *)(uintptr_t)out[4];
-    step.confidence = (float *)(uintptr_t)out[5];
-    step.prediction = (int64_t *)(uintptr_t)out[6];
-    step.mask = (uint8_t *)(uintptr_t)out[7];
+    step.num_labeled = num_labeled;
+    step.num_unlabeled = num_unlabeled;
+    step.num_classes = num_classes;
+    step.num_features = num_features;
+    step.labeled = in[0];
+    step.strong = in[1];
+    step.weak = in[2];
+    step.weight = in[3];
+    step.covariance = in[4];
+    step.labels = in[5];
+    step.pseudo_labels = in[6];
+    step.candidates = in[7];
+    step.labeled_candidates = in[8];
+    step.thresholds = in[9];
+    step.values = out[0];
+    step.grad_rows = out[1];
+    step.grad_weight = out[2];
+    step.odds = out[3];
+    step.grad_odds = out[4];
+    step.centred = out[5];
+    step.gram = out[6];
+    step.product = out[7];
+    step.confidence = out[8];
+    step.prediction = out[9];
+    step.mask = out[10];
     enum outcome outcome;
     Py_BEGIN_ALLOW_THREADS
     outcome = versions[version].function(&step);
@@ -64,13 +88,29 @@ static PyObject *call_upper_bound(PyObject *module, PyObject *args)
     if (outcome == NO_MEMORY)
         return PyErr_NoMemory();
     if (outcome == OUT_OF_RANGE)
-        return PyErr_Format(PyExc_IndexError, "labels and pseudo_labels must lie in [0, %lld)", sizes[2]);
+        return PyErr_Format(PyExc_IndexError, "labels and pseudo_labels must lie in [0, %lld)", num_classes);
+    Py_RETURN_NONE;
+}
+
+static PyObject *call_class_activation_labels(PyObject *module, PyObject *args)
+{
+    long long count, num_classes;
+    unsigned long long logits, candidates, labels;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "LLKKK", &count, &num_classes, &logits, &candidates, &labels))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    class_activation_labels(count, num_classes, (const float *)(uintptr_t)logits,
+                            (const uint8_t *)(uintptr_t)candidates, (int64_t *)(uintptr_t)labels);
+    Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
 
 static PyMethodDef methods[] = {
+    {"class_activation_labels", call_class_activation_labels, METH_VARARGS,
+     "class_activation_labels(count, num_classes, logits, candidates, labels)"},
     {"upper_bound", call_upper_bound, METH_VARARGS,
-     "upper_bound(version, sizes, inputs, numbers, argmax_in_candidates, outputs)"},
+     "upper_bound(version, sizes, inputs, numbers, diagonal, argmax_in_candidates, outputs)"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -7,23 +7,31 @@
  * This is the body of each file that is compiled for one kind of processor: it says how many LANES a register of that
  * kind holds, and the NAME of its function.
  */
-#include "upper_bound.h"
+#include "native.h"
 
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "class_gram.h"
 #include "lanes.h"
 
 struct workspace {
+    int64_t width; /* vectors to a row of classes, see class_gram.h */
+    /* of the step */
+    lanes *weight;      /* (d, l): centred */
+    lanes *grad_weight; /* (d, l): half of ∂total/∂W */
     /* of one class */
-    lanes *pairs;       /* (l, l): Σ d_j P[k|j] over the samples, lane by lane */
+    lanes *product;     /* (d, l): T = W Σ, transposed */
+    lanes *gram;        /* (l, l): G = W Σ Wᵀ; later ∂total/∂G */
+    lanes *pairs;       /* (l, l) blocks of lanes: Σ d_j P[k|j] over the samples, lane by lane */
+    float *rows;        /* (l, d): T */
     float *interaction; /* (l, l): λ G[j, k] */
     float *kernel;      /* (l, l): exp(-λ G[j, k]), zero for k = j */
-    float least;        /* sums of exponentials below this are not to be trusted in the separable form */
     float *scale;       /* (l, l): the margin x_jk/√2 of the probit over the difference of logits */
     float *half;        /* (l,): (λ/2) g_j, g being the diagonal of G */
+    float least;        /* sums of exponentials below this are not to be trusted in the separable form */
     /* of one block */
     lanes *exponentials; /* (l, l): [j, k] in proportion to P[k|j] */
     lanes *shares;       /* (l,): exp(z_k + (λ/2) g_k), the largest being one */
@@ -35,26 +43,39 @@ struct workspace {
     lanes *odds;         /* (l,) */
     lanes *slopes;       /* (l,): ∂term/∂odds */
     lanes *grad;         /* (l,): ∂total/∂logits */
+    void *memory;
 };
 
-/* Its memory is one allocation, which begins at `pairs`. */
-static enum outcome allocate(struct workspace *work, int64_t l)
+static enum outcome allocate(struct workspace *work, int64_t l, int64_t d)
 {
-    size_t bytes = (size_t)(2 * l * l + 9 * l) * sizeof(lanes) + (size_t)(3 * l * l + l) * sizeof(float);
-    lanes *tiles = aligned_alloc(sizeof(lanes), (bytes + sizeof(lanes) - 1) / sizeof(lanes) * sizeof(lanes));
-    if (tiles == NULL)
+    int64_t width = work->width = width_of(l);
+    struct {
+        lanes **tile;
+        int64_t size;
+    } tiles[] = {{&work->weight, d * width}, {&work->grad_weight, d * width}, {&work->product, d * width},
+                 {&work->gram, l * width},   {&work->pairs, l * l},           {&work->exponentials, l * l},
+                 {&work->shares, l},         {&work->sums, l},                {&work->largest, l},
+                 {&work->logits, l},         {&work->probit, l},              {&work->weights, l},
+                 {&work->odds, l},           {&work->slopes, l},              {&work->grad, l}};
+    struct {
+        float **matrix;
+        int64_t size;
+    } matrices[] = {{&work->rows, l * d}, {&work->interaction, l * l}, {&work->kernel, l * l}, {&work->scale, l * l},
+                    {&work->half, l}};
+    size_t bytes = 0;
+    for (size_t i = 0; i < sizeof tiles / sizeof *tiles; ++i)
+        bytes += (size_t)tiles[i].size * sizeof(lanes);
+    for (size_t i = 0; i < sizeof matrices / sizeof *matrices; ++i)
+        bytes += (size_t)matrices[i].size * sizeof(float);
+    work->memory = aligned_alloc(sizeof(lanes), (bytes + sizeof(lanes) - 1) / sizeof(lanes) * sizeof(lanes));
+    if (work->memory == NULL)
         return NO_MEMORY;
-    work->pairs = tiles;
-    work->exponentials = tiles + l * l;
-    tiles += 2 * l * l;
-    lanes **vectors[] = {&work->shares,  &work->sums, &work->largest, &work->logits, &work->probit,
-                         &work->weights, &work->odds, &work->slopes,  &work->grad};
-    for (size_t i = 0; i < sizeof vectors / sizeof *vectors; ++i, tiles += l)
-        *vectors[i] = tiles;
-    work->interaction = (float *)tiles;
-    work->kernel = work->interaction + l * l;
-    work->scale = work->kernel + l * l;
-    work->half = work->scale + l * l;
+    lanes *tile = work->memory;
+    for (size_t i = 0; i < sizeof tiles / sizeof *tiles; tile += tiles[i++].size)
+        *tiles[i].tile = tile;
+    float *matrix = (float *)tile;
+    for (size_t i = 0; i < sizeof matrices / sizeof *matrices; matrix += matrices[i++].size)
+        *matrices[i].matrix = matrix;
     return DONE;
 }
 
@@ -66,26 +87,26 @@ static int all_below(const int64_t *numbers, int64_t count, int64_t limit)
     return below;
 }
 
-/* Samples in the order of their slots: those of slot y are order[starts[y]] to order[starts[y + 1] - 1]. */
+/* Samples in the order of their classes: those of class y are order[starts[y]] to order[starts[y + 1] - 1]. */
 struct grouping {
     int64_t *order, *starts;
 };
 
-static enum outcome group_by_slot(struct grouping *groups, const int64_t *slots, int64_t count, int64_t num_slots)
+static enum outcome group_by_class(struct grouping *groups, const int64_t *classes, int64_t count, int64_t num_classes)
 {
-    if (!all_below(slots, count, num_slots))
+    if (!all_below(classes, count, num_classes))
         return OUT_OF_RANGE;
-    groups->order = malloc((size_t)(count + num_slots + 1) * sizeof(int64_t));
+    groups->order = malloc((size_t)(count + num_classes + 1) * sizeof(int64_t));
     if (groups->order == NULL)
         return NO_MEMORY;
     int64_t *starts = groups->starts = groups->order + count;
-    memset(starts, 0, (size_t)(num_slots + 1) * sizeof(int64_t));
+    memset(starts, 0, (size_t)(num_classes + 1) * sizeof(int64_t));
     for (int64_t i = 0; i < count; ++i)
-        ++starts[slots[i]];
-    for (int64_t y = 1; y <= num_slots; ++y)
+        ++starts[classes[i]];
+    for (int64_t y = 1; y <= num_classes; ++y)
         starts[y] += starts[y - 1];
     for (int64_t i = count - 1; i >= 0; --i)
-        groups->order[--starts[slots[i]]] = i;
+        groups->order[--starts[classes[i]]] = i;
     return DONE;
 }
 
@@ -115,46 +136,6 @@ static void store(const lanes *tile, float *rows, const struct block *block, int
     for (int i = 0; i < block->filled; ++i)
         for (int64_t k = 0; k < l; ++k)
             rows[block->sample[i] * l + k] = tile[k][i];
-}
-
-static void begin_class(const struct step *step, const float *gram, struct workspace *work)
-{
-    int64_t l = step->num_classes;
-    float constant = 2.0f / (step->beta * step->beta), reach = 0.0f;
-    for (int64_t j = 0; j < l; ++j) {
-        work->half[j] = 0.5f * step->strength * gram[j * l + j];
-        reach = 2.0f * work->half[j] > reach ? 2.0f * work->half[j] : reach;
-        for (int64_t k = 0; k < l; ++k) {
-            float quadratic = (gram[j * l + j] + gram[k * l + k]) - 2.0f * gram[j * l + k];
-            quadratic = quadratic < 0.0f ? 0.0f : quadratic;
-            work->interaction[j * l + k] = step->strength * gram[j * l + k];
-            work->kernel[j * l + k] = k == j ? 0.0f : expf(-work->interaction[j * l + k]);
-            work->scale[j * l + k] = 1.0f / sqrtf(constant + 2.0f * step->strength * quadratic);
-        }
-    }
-    /* No interaction exceeds the reach, by Cauchy-Schwarz. A share that underflowed is below exp(-87), and the kernel
-     * multiplies it by exp(reach) at most: a sum this much larger has not missed it. */
-    work->least = expf(reach - 87.0f) / FLT_EPSILON;
-    memset(work->pairs, 0, (size_t)(l * l) * sizeof(lanes));
-}
-
-/* ∂total/∂G = diag(S 1) - S with S = D + Dᵀ and D = ∂total/∂Q = -(λ/2) Σ d_j P[k|j]. */
-static void end_class(const struct step *step, const struct workspace *work, float *grad_gram)
-{
-    int64_t l = step->num_classes;
-    for (int64_t j = 0; j < l; ++j)
-        grad_gram[j * l + j] = 0.0f;
-    for (int64_t j = 0; j < l; ++j)
-        for (int64_t k = j + 1; k < l; ++k) {
-            lanes both = work->pairs[j * l + k] + work->pairs[k * l + j];
-            float sum = 0.0f;
-            for (int i = 0; i < LANES; ++i)
-                sum += both[i];
-            sum *= 0.5f * step->strength;
-            grad_gram[j * l + k] = grad_gram[k * l + j] = sum;
-            grad_gram[j * l + j] -= sum;
-            grad_gram[k * l + k] -= sum;
-        }
 }
 
 /* Probabilities p̂_j = 1 / (1 + Σ_{k≠j} Φ(-x_jk) / Φ(x_jk)) of the logits. x is antisymmetric, so the ratio of (k, j) is
@@ -300,6 +281,96 @@ static void pull_block(int64_t l, float factor, struct workspace *work)
     }
 }
 
+/* The weight less its mean row: all differences of rows stay as they are, and less cancels in Q. */
+static void begin_step(const struct step *step, struct workspace *work)
+{
+    int64_t l = step->num_classes, d = step->num_features;
+    memset(work->weight, 0, (size_t)(d * work->width) * sizeof(lanes));
+    memset(work->grad_weight, 0, (size_t)(d * work->width) * sizeof(lanes));
+    for (int64_t c = 0; c < d; ++c) {
+        float *column = (float *)(work->weight + c * work->width), mean = 0.0f;
+        for (int64_t j = 0; j < l; ++j)
+            mean += step->weight[j * d + c];
+        mean /= (float)l;
+        for (int64_t j = 0; j < l; ++j)
+            step->centred[j * d + c] = column[j] = step->weight[j * d + c] - mean;
+    }
+}
+
+/* T = W Σ and G = T Wᵀ, into the workspace and into the step's outputs. */
+static void compute_gram(const struct step *step, int64_t y, struct workspace *work)
+{
+    int64_t l = step->num_classes, d = step->num_features, width = work->width;
+    const float *covariance = step->covariance + y * d * (step->diagonal ? 1 : d);
+    if (step->diagonal)
+        for (int64_t c = 0; c < d; ++c)
+            for (int64_t at = 0; at < width; ++at)
+                work->product[c * width + at] = work->weight[c * width + at] * covariance[c];
+    else
+        multiply(work->product, work->weight, covariance, d, d, d, width, 0);
+    multiply(work->gram, work->product, (const float *)work->weight, width * LANES, d, l, width, 0);
+    for (int64_t j = 0; j < l; ++j) {
+        for (int64_t c = 0; c < d; ++c)
+            work->rows[j * d + c] = ((const float *)(work->product + c * width))[j];
+        for (int64_t k = 0; k < l; ++k)
+            step->gram[(y * l + j) * l + k] = ((const float *)(work->gram + k * width))[j];
+    }
+    if (step->product)
+        memcpy(step->product + y * l * d, work->rows, (size_t)(l * d) * sizeof(float));
+}
+
+static void begin_class(const struct step *step, int64_t y, struct workspace *work)
+{
+    int64_t l = step->num_classes;
+    const float *gram = step->gram + y * l * l;
+    float constant = 2.0f / (step->beta * step->beta), reach = 0.0f;
+    compute_gram(step, y, work);
+    for (int64_t j = 0; j < l; ++j) {
+        work->half[j] = 0.5f * step->strength * gram[j * l + j];
+        reach = 2.0f * work->half[j] > reach ? 2.0f * work->half[j] : reach;
+        for (int64_t k = 0; k < l; ++k) {
+            float quadratic = (gram[j * l + j] + gram[k * l + k]) - 2.0f * gram[j * l + k];
+            quadratic = quadratic < 0.0f ? 0.0f : quadratic;
+            work->interaction[j * l + k] = step->strength * gram[j * l + k];
+            work->kernel[j * l + k] = k == j ? 0.0f : expf(-work->interaction[j * l + k]);
+            work->scale[j * l + k] = 1.0f / sqrtf(constant + 2.0f * step->strength * quadratic);
+        }
+    }
+    /* No interaction exceeds the reach, by Cauchy-Schwarz. A share that underflowed is below exp(-87), and the kernel
+     * multiplies it by exp(reach) at most: a sum this much larger has not missed it. */
+    work->least = expf(reach - 87.0f) / FLT_EPSILON;
+    memset(work->pairs, 0, (size_t)(l * l) * sizeof(lanes));
+}
+
+/* Adds this class to ∂total/∂W = 2 Σ_y H_y T_y, where H = ∂total/∂G = diag(S 1) - S with S = D + Dᵀ and
+ * D = ∂total/∂Q = -(λ/2) Σ d_j P[k|j]. */
+static void end_class(const struct step *step, struct workspace *work)
+{
+    int64_t l = step->num_classes, d = step->num_features, stride = work->width * LANES;
+    float *grad_gram = (float *)work->gram;
+    memset(grad_gram, 0, (size_t)(l * stride) * sizeof(float));
+    for (int64_t j = 0; j < l; ++j)
+        for (int64_t k = j + 1; k < l; ++k) {
+            lanes both = work->pairs[j * l + k] + work->pairs[k * l + j];
+            float sum = 0.0f;
+            for (int i = 0; i < LANES; ++i)
+                sum += both[i];
+            sum *= 0.5f * step->strength;
+            grad_gram[j * stride + k] = grad_gram[k * stride + j] = sum;
+            grad_gram[j * stride + j] -= sum;
+            grad_gram[k * stride + k] -= sum;
+        }
+    multiply(work->grad_weight, work->gram, work->rows, d, l, d, work->width, 1);
+}
+
+static void skip_class(const struct step *step, int64_t y)
+{
+    int64_t l = step->num_classes, d = step->num_features;
+    memset(step->gram + y * l * l, 0, (size_t)(l * l) * sizeof(float));
+    if (step->product)
+        memset(step->product + y * l * d, 0, (size_t)(l * d) * sizeof(float));
+}
+
 /* The rows of a block from loaded logits and chosen weights on; returns the value of odds_block. */
 static double finish_rows(const struct step *step, const struct block *block, int64_t first_row, float sign,
                           float factor, struct workspace *work)
@@ -308,7 +379,7 @@ static double finish_rows(const struct step *step, const struct block *block, in
     double term = odds_block(l, sign, work);
     store(work->odds, step->odds + offset, block, l);
     store(work->slopes, step->grad_odds + offset, block, l);
-    if (step->grad_rows || step->grad_gram)
+    if (step->grad_rows || step->grad_weight)
         pull_block(l, factor, work);
     if (step->grad_rows)
         store(work->grad, step->grad_rows + offset, block, l);
@@ -318,14 +389,21 @@ static double finish_rows(const struct step *step, const struct block *block, in
 static void run(const struct step *step, const struct grouping *labeled, const struct grouping *unlabeled,
                 struct workspace *work)
 {
-    int64_t l = step->num_classes;
+    int64_t l = step->num_classes, d = step->num_features;
     int64_t strong = step->num_labeled, weak = strong + step->num_unlabeled, again = weak + step->num_unlabeled;
     double supervised = 0.0, consistency = 0.0, complementary = 0.0;
-    for (int64_t y = 0; y < step->num_slots; ++y) {
-        begin_class(step, step->gram + y * l * l, work);
-        for (int64_t start = labeled->starts[y], stop = labeled->starts[y + 1]; start < stop; start += LANES) {
+    begin_step(step, work);
+    for (int64_t y = 0; y < l; ++y) {
+        int64_t start = labeled->starts[y], stop = labeled->starts[y + 1];
+        int64_t unlabeled_start = unlabeled->starts[y], unlabeled_stop = unlabeled->starts[y + 1];
+        if (start == stop && unlabeled_start == unlabeled_stop) {
+            skip_class(step, y);
+            continue;
+        }
+        begin_class(step, y, work);
+        for (; start < stop; start += LANES) {
             struct block block = take(labeled, start, stop);
-            load(work->logits, step->rows, &block, l);
+            load(work->logits, step->labeled, &block, l);
             choose_labels(step, &block, work);
             supervised += finish_rows(step, &block, 0, 1.0f, step->ss_weight, work);
             if (step->labeled_candidates) {
@@ -333,19 +411,23 @@ static void run(const struct step *step, const struct grouping *labeled, const s
                 complementary -= finish_rows(step, &block, again, -1.0f, 1.0f, work);
             }
         }
-        for (int64_t start = unlabeled->starts[y], stop = unlabeled->starts[y + 1]; start < stop; start += LANES) {
+        for (start = unlabeled_start, stop = unlabeled_stop; start < stop; start += LANES) {
             struct block block = take(unlabeled, start, stop);
-            load(work->logits, step->rows + weak * l, &block, l);
+            load(work->logits, step->weak, &block, l);
             choose_outside(step, &block, step->candidates, work);
             complementary -= finish_rows(step, &block, weak, -1.0f, 1.0f, work);
             probit_block(l, work);
             choose_targets(step, &block, work);
-            load(work->logits, step->rows + strong * l, &block, l);
+            load(work->logits, step->strong, &block, l);
             consistency += finish_rows(step, &block, strong, 1.0f, step->ss_weight, work);
         }
-        if (step->grad_gram)
-            end_class(step, work, step->grad_gram + y * l * l);
+        if (step->grad_weight)
+            end_class(step, work);
     }
+    if (step->grad_weight)
+        for (int64_t j = 0; j < l; ++j)
+            for (int64_t c = 0; c < d; ++c)
+                step->grad_weight[j * d + c] = 2.0f * ((const float *)(work->grad_weight + c * work->width))[j];
     step->values[0] = (float)(step->ss_weight * (supervised + consistency) + complementary);
     step->values[1] = (float)supervised;
     step->values[2] = (float)consistency;
@@ -356,18 +438,14 @@ enum outcome NAME(const struct step *step)
 {
     struct workspace work = {0};
     struct grouping labeled = {0}, unlabeled = {0};
-    enum outcome outcome = DONE;
-    if (!all_below(step->labels, step->num_labeled, step->num_classes))
-        outcome = OUT_OF_RANGE;
+    enum outcome outcome = group_by_class(&labeled, step->labels, step->num_labeled, step->num_classes);
     if (outcome == DONE)
-        outcome = allocate(&work, step->num_classes);
+        outcome = group_by_class(&unlabeled, step->pseudo_labels, step->num_unlabeled, step->num_classes);
     if (outcome == DONE)
-        outcome = group_by_slot(&labeled, step->slots, step->num_labeled, step->num_slots);
-    if (outcome == DONE)
-        outcome = group_by_slot(&unlabeled, step->slots + step->num_labeled, step->num_unlabeled, step->num_slots);
+        outcome = allocate(&work, step->num_classes, step->num_features);
     if (outcome == DONE)
         run(step, &labeled, &unlabeled, &work);
-    free(work.pairs);
+    free(work.memory);
     free(labeled.order);
     free(unlabeled.order);
     return outcome;

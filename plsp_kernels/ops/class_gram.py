@@ -9,7 +9,7 @@ from plsp_kernels.ops.registration import define_operator, first_order_only
 from plsp_kernels.torch_impl.class_gram import gram_gradient
 
 
-def _fake_class_gram(
+def fake_class_gram(
     weight: Tensor, covariance: Tensor, classes: Tensor, save_product: bool, impl: str
 ) -> tuple[Tensor, Tensor]:
     (num_classes, num_features), num_slots = weight.shape, classes.shape[0]
@@ -28,7 +28,7 @@ def _fake_class_gram_backward(
 
 class_gram = define_operator(
     "class_gram(Tensor weight, Tensor covariance, Tensor classes, bool save_product, str impl) -> (Tensor, Tensor)",
-    _fake_class_gram,
+    fake_class_gram,
 )
 class_gram_backward = define_operator(
     "class_gram_backward(Tensor grad_gram, Tensor weight, Tensor covariance, Tensor classes, Tensor product, str impl)"

@@ -1,20 +1,75 @@
-"""plsp::upper_bound, the loss of one step, and its autograd functions."""
+"""plsp::upper_bound, the loss of one step, and its autograd function."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from plsp_kernels.ops.class_gram import centred_rows, class_gram, class_gram_backward, covariance_for_backward
+from plsp_kernels import native
+from plsp_kernels.ops.class_gram import centred_rows, class_gram_backward, covariance_for_backward, fake_class_gram
 from plsp_kernels.ops.log_odds import fake_gradients, log_odds_backward
-from plsp_kernels.ops.registration import define_operator, first_order_only
+from plsp_kernels.ops.registration import define_operator, first_order_only, implementation
+from plsp_kernels.slots import class_slots
+
+
+def _rows_of_logits(labeled: Tensor, strong: Tensor, weak: Tensor, again: bool) -> Tensor:
+    """One row for each logsumexp of the loss (N, l): labelled rows serve twice if they have candidates too."""
+    return torch.cat([labeled, strong, weak, labeled] if again else [labeled, strong, weak])
+
+
+def _slots_of_rows(labels: Tensor, pseudo_labels: Tensor, num_classes: int, again: bool) -> tuple[Tensor, Tensor]:
+    """The distinct classes (U,), and the slot of each row (N,)."""
+    classes, slots = class_slots(torch.cat([labels, pseudo_labels]), num_classes)
+    labeled, unlabeled = slots.split([labels.shape[0], pseudo_labels.shape[0]])
+    return classes, torch.cat([slots, unlabeled, labeled] if again else [slots, unlabeled])
+
+
+def _compute_upper_bound(
+    impl: str,
+    labeled: Tensor,
+    strong: Tensor,
+    weak: Tensor,
+    weight: Tensor,
+    covariance: Tensor,
+    labels: Tensor,
+    pseudo_labels: Tensor,
+    candidates: Tensor,
+    labeled_candidates: Tensor | None,
+    thresholds: Tensor,
+    strength: float,
+    ss_weight: float,
+    beta: float,
+    argmax_in_candidates: bool,
+    need_logits: bool,
+    need_weight: bool,
+) -> tuple[Tensor, ...]:
+    numbers = strength, ss_weight, beta
+    flags = argmax_in_candidates, need_logits, need_weight
+    if impl == "torch" and native.serves(labels.shape[0] + candidates.shape[0], weight, covariance):
+        sets = labels, pseudo_labels, candidates, labeled_candidates
+        return native.upper_bound(labeled, strong, weak, weight, covariance, *sets, thresholds, *numbers, *flags)
+    functions, again = implementation(impl), labeled_candidates is not None
+    rows = _rows_of_logits(labeled, strong, weak, again)
+    classes, slots = _slots_of_rows(labels, pseudo_labels, weight.shape[0], again)
+    centred = centred_rows(weight).contiguous()
+    gram, product = functions.class_gram(centred, covariance, classes, need_weight)
+    values, odds, grad_odds, grad_rows, grad_gram, *chosen = functions.upper_bound(
+        rows, gram, slots, labels, candidates, labeled_candidates, thresholds, *numbers, *flags
+    )
+    grad_weight = weight.new_empty(0)
+    if need_weight:
+        grad_weight = functions.class_gram_backward(grad_gram, centred, covariance, classes, product)
+    return values, grad_rows, grad_weight, odds, grad_odds, centred, gram, product, *chosen
 
 
 def _fake_upper_bound(
-    rows: Tensor,
-    gram: Tensor,
-    slots: Tensor,
+    labeled: Tensor,
+    strong: Tensor,
+    weak: Tensor,
+    weight: Tensor,
+    covariance: Tensor,
     labels: Tensor,
+    pseudo_labels: Tensor,
     candidates: Tensor,
     labeled_candidates: Tensor | None,
     thresholds: Tensor,
@@ -22,16 +77,21 @@ def _fake_upper_bound(
     ss_weight: Tensor,
     beta: float,
     argmax_in_candidates: bool,
-    need_rows: bool,
-    need_gram: bool,
+    need_logits: bool,
+    need_weight: bool,
     impl: str,
 ) -> tuple[Tensor, ...]:
+    again = labeled_candidates is not None
+    rows = _rows_of_logits(labeled, strong, weak, again)
+    classes, _ = _slots_of_rows(labels, pseudo_labels, weight.shape[0], again)
     num_unlabeled = candidates.shape[0]
     return (
         rows.new_empty(4),
-        torch.empty_like(rows, memory_format=torch.contiguous_format),
-        torch.empty_like(rows, memory_format=torch.contiguous_format),
-        *fake_gradients(rows, gram, need_rows, need_gram),
+        *fake_gradients(rows, weight, need_logits, need_weight),
+        torch.empty_like(rows),
+        torch.empty_like(rows),
+        weight.new_empty(weight.shape),
+        *fake_class_gram(weight, covariance, classes, need_weight, impl),
         rows.new_empty(num_unlabeled),
         labels.new_empty(num_unlabeled),
         candidates.new_empty(num_unlabeled),
@@ -39,20 +99,23 @@ def _fake_upper_bound(
 
 
 _upper_bound = define_operator(
-    "upper_bound(Tensor rows, Tensor gram, Tensor slots, Tensor labels, Tensor candidates, Tensor? labeled_candidates,"
-    " Tensor thresholds, Tensor strength, Tensor ss_weight, float beta, bool argmax_in_candidates, bool need_rows,"
-    " bool need_gram, str impl) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "upper_bound(Tensor labeled, Tensor strong, Tensor weak, Tensor weight, Tensor covariance, Tensor labels,"
+    " Tensor pseudo_labels, Tensor candidates, Tensor? labeled_candidates, Tensor thresholds, Tensor strength,"
+    " Tensor ss_weight, float beta, bool argmax_in_candidates, bool need_logits, bool need_weight, str impl)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _fake_upper_bound,
+    _compute_upper_bound,
 )
 
 
 def upper_bound(
-    rows: Tensor,
+    labeled: Tensor,
+    strong: Tensor,
+    weak: Tensor,
     weight: Tensor,
     covariance: Tensor,
-    classes: Tensor,
-    slots: Tensor,
     labels: Tensor,
+    pseudo_labels: Tensor,
     candidates: Tensor,
     labeled_candidates: Tensor | None,
     thresholds: Tensor,
@@ -61,21 +124,20 @@ def upper_bound(
     beta: float,
     argmax_in_candidates: bool,
     impl: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Total (0-d), the three terms (3,), and confidence, prediction and mask of the unlabelled batch.
+) -> tuple[Tensor, ...]:
+    """Total, supervised, consistency and complementary (0-d), and confidence, prediction and mask of the unlabelled
+    batch. Logits (Bl, l), (Bu, l), (Bu, l), weight and thresholds are of one dtype.
 
     The total is what is trained with, so its gradients are computed along with it, from the same intermediate results.
-    The terms have a backward of their own, which costs nothing unless one of them is differentiated by itself.
     """
-    need_rows, need_weight = (torch.is_grad_enabled() and tensor.requires_grad for tensor in (rows, weight))
+    differentiable = labeled, strong, weak, weight
+    needs = [torch.is_grad_enabled() and tensor.requires_grad for tensor in differentiable]
     with torch.no_grad():
-        centred = centred_rows(weight)
-        gram, product = class_gram(centred, covariance, classes, need_weight, impl)
-        values, odds, grad_odds, grad_rows, grad_gram, confidence, prediction, mask = _upper_bound(
-            rows,
-            gram,
-            slots,
+        values, *computed, confidence, prediction, mask = _upper_bound(
+            *differentiable,
+            covariance,
             labels,
+            pseudo_labels,
             candidates,
             labeled_candidates,
             thresholds,
@@ -83,75 +145,95 @@ def upper_bound(
             ss_weight,
             beta,
             argmax_in_candidates,
-            need_rows,
-            need_weight,
+            any(needs[:3]),
+            needs[3],
             impl,
         )
-        classifier = (centred, covariance_for_backward(covariance), classes, product)
-        grad_weight = class_gram_backward(grad_gram, *classifier, impl) if need_weight else grad_gram
-    total = _Total.apply(rows, weight, values, grad_rows, grad_weight)
-    terms = _Terms.apply(
-        rows, weight, values, odds, grad_odds, gram, slots, labels, candidates, strength, *classifier, impl
+        kept = covariance_for_backward(covariance)
+    again = labeled_candidates is not None
+    losses = _Losses.apply(
+        *differentiable, values, *computed, kept, labels, pseudo_labels, strength, ss_weight, again, impl
     )
-    return total, terms, confidence, prediction, mask
+    return *losses, confidence, prediction, mask
 
 
-class _Total(torch.autograd.Function):
-    """The first of the values, whose gradients are known."""
+class _Losses(torch.autograd.Function):
+    """The total and the three terms.
 
-    @staticmethod
-    def forward(
-        ctx: Any, rows: Tensor, weight: Tensor, values: Tensor, grad_rows: Tensor, grad_weight: Tensor
-    ) -> Tensor:
-        ctx.save_for_backward(grad_rows, grad_weight)
-        return values[0].clone()
-
-    @staticmethod
-    @first_order_only
-    def backward(ctx: Any, grad_total: Tensor) -> tuple[Tensor | None, ...]:
-        gradients = zip(ctx.saved_tensors, ctx.needs_input_grad[:2], strict=True)
-        return (*(gradient * grad_total if need else None for gradient, need in gradients), None, None, None)
-
-
-class _Terms(torch.autograd.Function):
-    """The three other values. Every row of logits feeds one of them only, so the forward already knows the derivative
-    of each with respect to the odds; the backward weighs it with the upstream gradient and pulls it through the odds.
+    The gradients of the total are known. For a mix with terms, known is the derivative of each term with respect to the
+    odds of the rows that feed it, and no row feeds two: the backward weighs it with the upstream gradients and pulls it
+    through the odds.
     """
 
     @staticmethod
     def forward(
         ctx: Any,
-        rows: Tensor,
+        labeled: Tensor,
+        strong: Tensor,
+        weak: Tensor,
         weight: Tensor,
         values: Tensor,
+        grad_rows: Tensor,
+        grad_weight: Tensor,
         odds: Tensor,
         grad_odds: Tensor,
-        gram: Tensor,
-        slots: Tensor,
-        labels: Tensor,
-        candidates: Tensor,
-        strength: Tensor,
         centred: Tensor,
-        covariance: Tensor,
-        classes: Tensor,
+        gram: Tensor,
         product: Tensor,
+        covariance: Tensor,
+        labels: Tensor,
+        pseudo_labels: Tensor,
+        strength: Tensor,
+        ss_weight: Tensor,
+        again: bool,
         impl: str,
-    ) -> Tensor:
-        ctx.save_for_backward(rows, odds, grad_odds, gram, slots, strength, centred, covariance, classes, product)
-        num_labeled, num_unlabeled = labels.shape[0], candidates.shape[0]
-        ctx.rows_per_term = (num_labeled, num_unlabeled, rows.shape[0] - num_labeled - num_unlabeled)
-        ctx.impl = impl
-        return values[1:].clone()
+    ) -> tuple[Tensor, ...]:
+        for_terms = labeled, strong, weak, odds, grad_odds, centred, gram, product, covariance, labels, pseudo_labels
+        ctx.save_for_backward(grad_rows, grad_weight, *for_terms, strength, ss_weight)
+        ctx.set_materialize_grads(False)
+        ctx.again, ctx.impl = again, impl
+        return values.clone().unbind()
 
     @staticmethod
     @first_order_only
-    def backward(ctx: Any, grad_terms: Tensor) -> tuple[Tensor | None, ...]:
-        rows, odds, grad_odds, gram, slots, strength, *classifier = ctx.saved_tensors
-        upstream = [grad.expand(count) for grad, count in zip(grad_terms.unbind(), ctx.rows_per_term, strict=True)]
-        weighted = grad_odds * torch.cat(upstream)[:, None]
-        need_rows, need_weight = ctx.needs_input_grad[:2]
-        grad_rows, grad_gram = log_odds_backward(
-            weighted, rows, odds, gram, slots, strength, need_rows, need_weight, ctx.impl
-        )
-        grad_weight = class_gram_backward(grad_gram, *classifier, ctx.impl) if need_weight else None
-        return (grad_rows if need_rows else None, grad_weight, *[None] * 13)
+    def backward(ctx: Any, grad_total: Tensor | None, *grad_terms: Tensor | None) -> tuple[Tensor | None, ...]:
+        need_logits, need_weight = any(ctx.needs_input_grad[:3]), ctx.needs_input_grad[3]
+        grad_rows, grad_weight, labeled, strong, weak, *_ = ctx.saved_tensors
+        if any(grad is not None for grad in grad_terms):
+            grad_rows, grad_weight = _pull_terms(ctx, grad_total, grad_terms, need_logits, need_weight)
+        elif grad_total is not None:
+            grad_rows, grad_weight = grad_rows * grad_total, grad_weight * grad_total
+        else:
+            return (None,) * 19
+        grad_logits: tuple[Tensor | None, ...] = (None, None, None)
+        if need_logits:
+            sizes = [labeled.shape[0], strong.shape[0], weak.shape[0]]
+            grad_labeled, *grad_views = grad_rows.split([*sizes, sizes[0]] if ctx.again else sizes)
+            if ctx.again:
+                grad_labeled = grad_labeled + grad_views.pop()
+            grad_logits = (grad_labeled, *grad_views)
+        return (*grad_logits, grad_weight if need_weight else None, *[None] * 15)
+
+
+def _pull_terms(
+    ctx: Any, grad_total: Tensor | None, grad_terms: tuple[Tensor | None, ...], need_logits: bool, need_weight: bool
+) -> tuple[Tensor, Tensor]:
+    """Gradients with respect to the rows of logits and to the weight, from upstream gradients of total and terms."""
+    _, _, labeled, strong, weak, odds, grad_odds, centred, gram, product, covariance, *others = ctx.saved_tensors
+    labels, pseudo_labels, strength, ss_weight = others
+    total = odds.new_zeros(()) if grad_total is None else grad_total
+    semi_supervised = (total * ss_weight).to(total.dtype)
+    counts = labels.shape[0], pseudo_labels.shape[0], odds.shape[0] - labels.shape[0] - pseudo_labels.shape[0]
+    shares = (semi_supervised, semi_supervised, total)
+    upstream = [
+        (share if grad is None else share + grad).expand(count)
+        for share, grad, count in zip(shares, grad_terms, counts, strict=True)
+    ]
+    rows = _rows_of_logits(labeled, strong, weak, ctx.again)
+    classes, slots = _slots_of_rows(labels, pseudo_labels, centred.shape[0], ctx.again)
+    grad_rows, grad_gram = log_odds_backward(
+        grad_odds * torch.cat(upstream)[:, None], rows, odds, gram, slots, strength, need_logits, need_weight, ctx.impl
+    )
+    if not need_weight:
+        return grad_rows, grad_gram
+    return grad_rows, class_gram_backward(grad_gram, centred, covariance, classes, product, ctx.impl)

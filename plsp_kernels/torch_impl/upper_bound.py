@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plsp_kernels import native
 from plsp_kernels.torch_impl.log_odds import LogOdds
 from plsp_kernels.torch_impl.probit import probit_probabilities
 
@@ -35,22 +34,6 @@ def upper_bound(
     each row's own term with respect to its odds; the gradients of the total with respect to rows (N, l) and to gram
     (U, l, l), empty if unneeded; confidence, prediction and mask of the unlabelled batch.
     """
-    if native.serves(rows):
-        return native.upper_bound(
-            rows,
-            gram,
-            slots,
-            labels,
-            candidates,
-            labeled_candidates,
-            thresholds,
-            strength,
-            ss_weight,
-            beta,
-            argmax_in_candidates,
-            need_rows,
-            need_gram,
-        )
     num_labeled, num_unlabeled = labels.shape[0], candidates.shape[0]
     strong, weak = num_labeled, num_labeled + num_unlabeled  # where these blocks begin
     log_odds = LogOdds(rows, gram, slots, strength)

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import triton
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
-from plsp_kernels import checks, triton_impl
+from plsp_kernels import checks
+from plsp_kernels.ops.registration import KERNELS
 from plsp_kernels.triton_impl import tiles
 
 TARGETS = {
@@ -89,9 +89,7 @@ class _CallLaunchers(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if func.namespace != "plsp":
             return func(*args, **(kwargs or {}))
-        *given, _ = args
-        numbers = [arg.item() if isinstance(arg, Tensor) and arg.dim() == 0 else arg for arg in given]
-        return getattr(triton_impl, func.overloadpacket.__name__)(*numbers)
+        return KERNELS[func.overloadpacket.__name__](*args)
 
 
 @contextlib.contextmanager

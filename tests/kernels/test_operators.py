@@ -30,8 +30,8 @@ def operator_inputs(name: str, kind: str, empty: bool, dtype: torch.dtype) -> li
     labeled, labeled_slots = problem.labeled_logits, slots[: problem.labels.shape[0]]
     target_odds = torch.ops.plsp.target_log_odds(labeled, gram, labeled_slots, problem.labels, strength, "torch")
     flags = [(True, True), (True, False), (False, True), (False, False)]
-    step = gram, row_slots, problem.labels, problem.candidates
-    again = torch.cat([rows, labeled]), gram, torch.cat([row_slots, labeled_slots]), *step[2:]
+    logits = labeled, problem.strong_logits, problem.weak_logits
+    step = *logits, problem.weight, problem.covariance, problem.labels, problem.pseudo_labels, problem.candidates
     last = problem.class_thresholds, strength, torch.tensor(0.7, dtype=torch.float64), 1.2
     statistics = problem.covariance, torch.zeros_like(problem.weight), torch.zeros(7, dtype=torch.int64)
     return {
@@ -53,8 +53,8 @@ def operator_inputs(name: str, kind: str, empty: bool, dtype: torch.dtype) -> li
         ],
         "probit_probabilities": [(rows, gram, row_slots, strength, 1.2, "torch")],
         "upper_bound": [
-            *((rows, *step, None, *last, True, *flag, "torch") for flag in flags),
-            (*again, problem.labeled_candidates, *last, False, True, True, "torch"),
+            *((*step, None, *last, True, *flag, "torch") for flag in flags),
+            (*step, problem.labeled_candidates, *last, False, True, True, "torch"),
         ],
         "covariance_update": [(*statistics, problem.weight[: labels.shape[0]], labels)],
     }[name]
