@@ -1,4 +1,4 @@
-"""plsp::upper_bound, the loss of one step, and its autograd function."""
+"""plsp::upper_bound, the loss of one step, and its autograd functions."""
 
 from typing import Any
 
@@ -129,6 +129,7 @@ def upper_bound(
     batch. Logits (Bl, l), (Bu, l), (Bu, l), weight and thresholds are of one dtype.
 
     The total is what is trained with, so its gradients are computed along with it, from the same intermediate results.
+    The terms have a backward of their own, which costs nothing unless one of them is differentiated by itself.
     """
     differentiable = labeled, strong, weak, weight
     needs = [torch.is_grad_enabled() and tensor.requires_grad for tensor in differentiable]
@@ -150,20 +151,24 @@ def upper_bound(
             impl,
         )
         kept = covariance_for_backward(covariance)
+    grad_rows, grad_weight, *for_terms = computed
     again = labeled_candidates is not None
-    losses = _Losses.apply(
-        *differentiable, values, *computed, kept, labels, pseudo_labels, strength, ss_weight, again, impl
-    )
-    return *losses, confidence, prediction, mask
+    total = _Total.apply(*differentiable, values, grad_rows, grad_weight, again)
+    terms = _Terms.apply(*differentiable, values, *for_terms, kept, labels, pseudo_labels, strength, again, impl)
+    return total, *terms.unbind(), confidence, prediction, mask
 
 
-class _Losses(torch.autograd.Function):
-    """The total and the three terms.
+def _gradients_of_logits(grad_rows: Tensor, num_labeled: int, num_unlabeled: int, again: bool) -> tuple[Tensor, ...]:
+    """Of the labelled, the strong and the weak logits, from those of the rows they serve in."""
+    sizes = [num_labeled, num_unlabeled, num_unlabeled]
+    grad_labeled, *grad_views = grad_rows.split([*sizes, num_labeled] if again else sizes)
+    if again:
+        grad_labeled = grad_labeled + grad_views.pop()
+    return grad_labeled, *grad_views
 
-    The gradients of the total are known. For a mix with terms, known is the derivative of each term with respect to the
-    odds of the rows that feed it, and no row feeds two: the backward weighs it with the upstream gradients and pulls it
-    through the odds.
-    """
+
+class _Total(torch.autograd.Function):
+    """The first of the values, whose gradients are known."""
 
     @staticmethod
     def forward(
@@ -175,6 +180,35 @@ class _Losses(torch.autograd.Function):
         values: Tensor,
         grad_rows: Tensor,
         grad_weight: Tensor,
+        again: bool,
+    ) -> Tensor:
+        ctx.save_for_backward(grad_rows, grad_weight)
+        ctx.layout = labeled.shape[0], strong.shape[0], again
+        return values[0].clone()
+
+    @staticmethod
+    @first_order_only
+    def backward(ctx: Any, grad_total: Tensor) -> tuple[Tensor | None, ...]:
+        grad_rows, grad_weight = ctx.saved_tensors
+        grad_logits: tuple[Tensor | None, ...] = (None, None, None)
+        if any(ctx.needs_input_grad[:3]):
+            grad_logits = _gradients_of_logits(grad_rows * grad_total, *ctx.layout)
+        return (*grad_logits, grad_weight * grad_total if ctx.needs_input_grad[3] else None, *[None] * 4)
+
+
+class _Terms(torch.autograd.Function):
+    """The three other values. Every row of logits feeds one of them only, so the forward already knows the derivative
+    of each with respect to the odds; the backward weighs it with the upstream gradient and pulls it through the odds.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        labeled: Tensor,
+        strong: Tensor,
+        weak: Tensor,
+        weight: Tensor,
+        values: Tensor,
         odds: Tensor,
         grad_odds: Tensor,
         centred: Tensor,
@@ -184,56 +218,33 @@ class _Losses(torch.autograd.Function):
         labels: Tensor,
         pseudo_labels: Tensor,
         strength: Tensor,
-        ss_weight: Tensor,
         again: bool,
         impl: str,
-    ) -> tuple[Tensor, ...]:
-        for_terms = labeled, strong, weak, odds, grad_odds, centred, gram, product, covariance, labels, pseudo_labels
-        ctx.save_for_backward(grad_rows, grad_weight, *for_terms, strength, ss_weight)
-        ctx.set_materialize_grads(False)
+    ) -> Tensor:
+        logits, classifier = (labeled, strong, weak), (centred, covariance, product)
+        ctx.save_for_backward(*logits, *classifier, odds, grad_odds, gram, labels, pseudo_labels, strength)
         ctx.again, ctx.impl = again, impl
-        return values.clone().unbind()
+        return values[1:].clone()
 
     @staticmethod
     @first_order_only
-    def backward(ctx: Any, grad_total: Tensor | None, *grad_terms: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_terms: Tensor) -> tuple[Tensor | None, ...]:
+        labeled, strong, weak, centred, covariance, product, *computed = ctx.saved_tensors
+        odds, grad_odds, gram, labels, pseudo_labels, strength = computed
         need_logits, need_weight = any(ctx.needs_input_grad[:3]), ctx.needs_input_grad[3]
-        grad_rows, grad_weight, labeled, strong, weak, *_ = ctx.saved_tensors
-        if any(grad is not None for grad in grad_terms):
-            grad_rows, grad_weight = _pull_terms(ctx, grad_total, grad_terms, need_logits, need_weight)
-        elif grad_total is not None:
-            grad_rows, grad_weight = grad_rows * grad_total, grad_weight * grad_total
-        else:
-            return (None,) * 19
+        rows = _rows_of_logits(labeled, strong, weak, ctx.again)
+        classes, slots = _slots_of_rows(labels, pseudo_labels, centred.shape[0], ctx.again)
+        layout = labeled.shape[0], strong.shape[0]
+        rows_per_term = *layout, rows.shape[0] - sum(layout)
+        upstream = [grad.expand(count) for grad, count in zip(grad_terms.unbind(), rows_per_term, strict=True)]
+        weighted = grad_odds * torch.cat(upstream)[:, None]
+        grad_rows, grad_gram = log_odds_backward(
+            weighted, rows, odds, gram, slots, strength, need_logits, need_weight, ctx.impl
+        )
         grad_logits: tuple[Tensor | None, ...] = (None, None, None)
         if need_logits:
-            sizes = [labeled.shape[0], strong.shape[0], weak.shape[0]]
-            grad_labeled, *grad_views = grad_rows.split([*sizes, sizes[0]] if ctx.again else sizes)
-            if ctx.again:
-                grad_labeled = grad_labeled + grad_views.pop()
-            grad_logits = (grad_labeled, *grad_views)
-        return (*grad_logits, grad_weight if need_weight else None, *[None] * 15)
-
-
-def _pull_terms(
-    ctx: Any, grad_total: Tensor | None, grad_terms: tuple[Tensor | None, ...], need_logits: bool, need_weight: bool
-) -> tuple[Tensor, Tensor]:
-    """Gradients with respect to the rows of logits and to the weight, from upstream gradients of total and terms."""
-    _, _, labeled, strong, weak, odds, grad_odds, centred, gram, product, covariance, *others = ctx.saved_tensors
-    labels, pseudo_labels, strength, ss_weight = others
-    total = odds.new_zeros(()) if grad_total is None else grad_total
-    semi_supervised = (total * ss_weight).to(total.dtype)
-    counts = labels.shape[0], pseudo_labels.shape[0], odds.shape[0] - labels.shape[0] - pseudo_labels.shape[0]
-    shares = (semi_supervised, semi_supervised, total)
-    upstream = [
-        (share if grad is None else share + grad).expand(count)
-        for share, grad, count in zip(shares, grad_terms, counts, strict=True)
-    ]
-    rows = _rows_of_logits(labeled, strong, weak, ctx.again)
-    classes, slots = _slots_of_rows(labels, pseudo_labels, centred.shape[0], ctx.again)
-    grad_rows, grad_gram = log_odds_backward(
-        grad_odds * torch.cat(upstream)[:, None], rows, odds, gram, slots, strength, need_logits, need_weight, ctx.impl
-    )
-    if not need_weight:
-        return grad_rows, grad_gram
-    return grad_rows, class_gram_backward(grad_gram, centred, covariance, classes, product, ctx.impl)
+            grad_logits = _gradients_of_logits(grad_rows, *layout, ctx.again)
+        grad_weight = None
+        if need_weight:
+            grad_weight = class_gram_backward(grad_gram, centred, covariance, classes, product, ctx.impl)
+        return (*grad_logits, grad_weight, *[None] * 12)
