@@ -1,10 +1,10 @@
 """The public functions: check the arguments, call the operators, return.
 
 Every function takes `impl`: "auto" (Triton kernels for CUDA and ROCm tensors, the closed form elsewhere), "triton",
-"torch" (the closed form) or "reference" (the paper, literally). All give the same results. Half-precision inputs are
-computed in float32; losses come back in float32, per-class results in the dtype of the logits, gradients in the dtype
-of their inputs. Σ is a statistic: no gradient flows into `covariance`. Second derivatives are not offered by any
-implementation but the reference.
+"torch" (the closed form, in C where a step is small) or "reference" (the paper, literally). All give the same results.
+Half-precision inputs are computed in float32; losses come back in float32, per-class results in the dtype of the
+logits, gradients in the dtype of their inputs. Σ is a statistic: no gradient flows into `covariance`. Second
+derivatives are not offered by any implementation but the reference.
 """
 
 import math

@@ -8,6 +8,7 @@ from torch import nn
 
 import plsp_kernels
 from cases import DIFFERENTIABLE, KINDS, STRENGTH, TERMS, assert_same, make_problem
+from plsp_kernels import torch_impl
 from plsp_kernels.slots import class_slots
 
 NUM_CLASSES, NUM_FEATURES = 5, 6
@@ -239,6 +240,23 @@ class TestCompile:
         with torch.compiler.set_stance("fail_on_recompile"):
             found = compiled(0.3, 0.7)
         assert_same(found, step(0.3, 0.7), 1e-6)
+
+    def test_training_with_the_total_alone_pulls_no_terms(self, monkeypatch):
+        """Its gradients are known; only a term that is differentiated by itself needs another pass over the pairs."""
+        calls = []
+        original = torch_impl.log_odds_backward
+        monkeypatch.setattr(torch_impl, "log_odds_backward", lambda *args: calls.append(1) or original(*args))
+        problem = make_problem(8, 11).leaves()
+
+        def step(problem, term):
+            loss = problem.loss(impl="torch")
+            return getattr(loss, term), loss.supervised.detach()
+
+        for function in (step, torch.compile(step, fullgraph=True, backend="aot_eager")):
+            function(problem, "total")[0].backward()
+            assert not calls
+        step(problem, "supervised")[0].backward()
+        assert len(calls) == 1
 
     @pytest.mark.parametrize("backend", BACKENDS)
     @pytest.mark.parametrize("kind", KINDS)
