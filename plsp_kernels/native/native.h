@@ -19,8 +19,8 @@ struct step {
     float strength, ss_weight, beta;
     int diagonal, argmax_in_candidates;
     float *values;       /* (4,): total, supervised, consistency, complementary */
-    float *grad_rows;    /* (N, l) or NULL: of the total, as all gradients but the next */
-    float *grad_weight;  /* (l, d) or NULL */
+    float *grad_rows;    /* (N, l) or NULL: of the total */
+    float *grad_weight;  /* (l, d) or NULL: of the total */
     float *odds;         /* (N, l) */
     float *grad_odds;    /* (N, l): of the term that the row feeds */
     float *centred;      /* (l, d): the weight less its mean row */

@@ -25,14 +25,14 @@ struct workspace {
     /* of one class */
     lanes *product;     /* (d, l): T = W Σ, transposed */
     lanes *gram;        /* (l, l): G = W Σ Wᵀ; later ∂total/∂G */
-    lanes *pairs;       /* (l, l) blocks of lanes: Σ d_j P[k|j] over the samples, lane by lane */
+    lanes *pairs;       /* (l, l), a vector each: Σ d_j P[k|j] over the samples, lane by lane */
     float *rows;        /* (l, d): T */
     float *interaction; /* (l, l): λ G[j, k] */
     float *kernel;      /* (l, l): exp(-λ G[j, k]), zero for k = j */
     float *scale;       /* (l, l): the margin x_jk/√2 of the probit over the difference of logits */
     float *half;        /* (l,): (λ/2) g_j, g being the diagonal of G */
     float least;        /* sums of exponentials below this are not to be trusted in the separable form */
-    /* of one block */
+    /* of one block: a vector for each class or pair of classes, a sample in each lane */
     lanes *exponentials; /* (l, l): [j, k] in proportion to P[k|j] */
     lanes *shares;       /* (l,): exp(z_k + (λ/2) g_k), the largest being one */
     lanes *sums;         /* (l,): Σ_k of the exponentials */
