@@ -1,13 +1,13 @@
-from setuptools import Extension, setup
+from glob import glob
 
-NATIVE = "plsp_kernels/native"
+from setuptools import Extension, setup
 
 setup(
     ext_modules=[
         Extension(
             "plsp_kernels.native._kernels",
-            sources=[f"{NATIVE}/{name}.c" for name in ("module", "baseline", "avx2", "avx512", "class_activation")],
-            depends=[f"{NATIVE}/{name}.h" for name in ("native", "one_pass", "class_gram", "lanes")],
+            sources=sorted(glob("plsp_kernels/native/*.c")),
+            depends=sorted(glob("plsp_kernels/native/*.h")),
             extra_compile_args=[
                 "-std=c11",
                 "-O3",

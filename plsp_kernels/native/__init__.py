@@ -1,6 +1,6 @@
-"""A small step as one C function: with few classes, operator calls cost more than what they compute.
+"""Small steps in C, one function each: with few classes, operator calls cost more than what they compute.
 
-The closed form takes it for float32 on a CPU. Where the extension could not be compiled, on other devices and for
+The closed form takes them for float32 on a CPU. Where the extension could not be compiled, on other devices and for
 larger steps, which fill the threads and matrix products of ATen, the operators of `torch_impl` serve.
 """
 
@@ -14,6 +14,9 @@ except ImportError:
 
 VERSIONS = () if _kernels is None else _kernels.VERSIONS
 """What it was compiled for and this processor can run, the fastest last; empty if it is not there at all."""
+
+MOST_OUTER_PRODUCTS = 2**21
+"""An update of class statistics with more multiplications for its outer products is left to the operators."""
 
 MOST_CLASSES = 24
 MOST_PAIRS = 2**20
@@ -89,6 +92,26 @@ def upper_bound(
         tuple(tensor.data_ptr() for tensor in outputs),  # 0 for those that are empty
     )
     return outputs
+
+
+def serves_update(covariance: Tensor, mean: Tensor, count: Tensor, features: Tensor) -> bool:
+    """Whether an update of these statistics is small enough; they are written where they lie."""
+    in_place = covariance.is_contiguous() and mean.is_contiguous() and count.is_contiguous()
+    products = features.numel() * (features.shape[1] if covariance.dim() == 3 else 1)
+    return takes(covariance) and takes(mean) and in_place and products <= MOST_OUTER_PRODUCTS
+
+
+def covariance_update(covariance: Tensor, mean: Tensor, count: Tensor, features: Tensor, labels: Tensor) -> None:
+    """As torch_impl.covariance_update."""
+    features, labels = features.contiguous(), labels.contiguous()
+    tensors = covariance, mean, count, features, labels
+    _kernels.covariance_update(
+        len(VERSIONS) - 1,
+        (*mean.shape, features.shape[0]),
+        tuple(tensor.data_ptr() for tensor in tensors),
+        covariance.dim() == 2,
+    )
+    torch.autograd.graph.increment_version(tensors[:3])  # autograd has not seen that they were written
 
 
 def class_activation_labels(logits: Tensor, candidates: Tensor) -> Tensor:

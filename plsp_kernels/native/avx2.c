@@ -1,6 +1,7 @@
 #if defined(__x86_64__)
 #pragma GCC target("avx2,fma")
 #define LANES 8
-#define NAME upper_bound_avx2
-#include "one_pass.h"
+#define VERSION(name) name##_avx2
+#include "covariance_update.h"
+#include "upper_bound.h"
 #endif

@@ -1,4 +1,5 @@
 /* 16 bytes are a register of every x86-64 and every 64-bit ARM processor. */
 #define LANES 4
-#define NAME upper_bound_baseline
-#include "one_pass.h"
+#define VERSION(name) name##_baseline
+#include "covariance_update.h"
+#include "upper_bound.h"

@@ -6,11 +6,12 @@
 
 struct version {
     const char *name;
-    enum outcome (*function)(const struct step *);
+    enum outcome (*upper_bound)(const struct step *);
+    enum outcome (*covariance_update)(const struct statistics *);
 };
 
 /* Those that this processor can run, the fastest last. */
-static struct version versions[3] = {{"baseline", upper_bound_baseline}};
+static struct version versions[3] = {{"baseline", upper_bound_baseline, covariance_update_baseline}};
 static int num_versions = 1;
 
 static void find_versions(void)
@@ -18,10 +19,27 @@ static void find_versions(void)
 #if defined(__x86_64__)
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-        versions[num_versions++] = (struct version){"avx2", upper_bound_avx2};
+        versions[num_versions++] = (struct version){"avx2", upper_bound_avx2, covariance_update_avx2};
     if (__builtin_cpu_supports("avx512f"))
-        versions[num_versions++] = (struct version){"avx512", upper_bound_avx512};
+        versions[num_versions++] = (struct version){"avx512", upper_bound_avx512, covariance_update_avx512};
 #endif
+}
+
+static int is_version(int version)
+{
+    if (version >= 0 && version < num_versions)
+        return 1;
+    PyErr_Format(PyExc_IndexError, "version must lie in [0, %d), got %d", num_versions, version);
+    return 0;
+}
+
+static PyObject *conclude(enum outcome outcome, const char *labels, long long num_classes)
+{
+    if (outcome == NO_MEMORY)
+        return PyErr_NoMemory();
+    if (outcome == OUT_OF_RANGE)
+        return PyErr_Format(PyExc_IndexError, "%s must lie in [0, %lld)", labels, num_classes);
+    Py_RETURN_NONE;
 }
 
 /* The addresses of a tuple; false, with an exception set, if it does not hold just as many. */
@@ -54,8 +72,8 @@ static PyObject *call_upper_bound(PyObject *module, PyObject *args)
         return NULL;
     if (!get_addresses(inputs, in, 10) || !get_addresses(outputs, out, 11))
         return NULL;
-    if (version < 0 || version >= num_versions)
-        return PyErr_Format(PyExc_IndexError, "version must lie in [0, %d), got %d", num_versions, version);
+    if (!is_version(version))
+        return NULL;
     step.num_labeled = num_labeled;
     step.num_unlabeled = num_unlabeled;
     step.num_classes = num_classes;
@@ -83,13 +101,37 @@ static PyObject *call_upper_bound(PyObject *module, PyObject *args)
     step.mask = out[10];
     enum outcome outcome;
     Py_BEGIN_ALLOW_THREADS
-    outcome = versions[version].function(&step);
+    outcome = versions[version].upper_bound(&step);
     Py_END_ALLOW_THREADS
-    if (outcome == NO_MEMORY)
-        return PyErr_NoMemory();
-    if (outcome == OUT_OF_RANGE)
-        return PyErr_Format(PyExc_IndexError, "labels and pseudo_labels must lie in [0, %lld)", num_classes);
-    Py_RETURN_NONE;
+    return conclude(outcome, "labels and pseudo_labels", num_classes);
+}
+
+static PyObject *call_covariance_update(PyObject *module, PyObject *args)
+{
+    struct statistics state;
+    int version;
+    long long num_classes, num_features, num_samples;
+    PyObject *tensors;
+    void *addresses[5];
+    (void)module;
+    if (!PyArg_ParseTuple(args, "i(LLL)Op", &version, &num_classes, &num_features, &num_samples, &tensors,
+                          &state.diagonal))
+        return NULL;
+    if (!get_addresses(tensors, addresses, 5) || !is_version(version))
+        return NULL;
+    state.num_classes = num_classes;
+    state.num_features = num_features;
+    state.num_samples = num_samples;
+    state.covariance = addresses[0];
+    state.mean = addresses[1];
+    state.count = addresses[2];
+    state.features = addresses[3];
+    state.labels = addresses[4];
+    enum outcome outcome;
+    Py_BEGIN_ALLOW_THREADS
+    outcome = versions[version].covariance_update(&state);
+    Py_END_ALLOW_THREADS
+    return conclude(outcome, "labels", num_classes);
 }
 
 static PyObject *call_class_activation_labels(PyObject *module, PyObject *args)
@@ -107,6 +149,8 @@ static PyObject *call_class_activation_labels(PyObject *module, PyObject *args)
 }
 
 static PyMethodDef methods[] = {
+    {"covariance_update", call_covariance_update, METH_VARARGS,
+     "covariance_update(version, sizes, tensors, diagonal)"},
     {"class_activation_labels", call_class_activation_labels, METH_VARARGS,
      "class_activation_labels(count, num_classes, logits, candidates, labels)"},
     {"upper_bound", call_upper_bound, METH_VARARGS,

@@ -31,13 +31,30 @@ struct step {
     uint8_t *mask;       /* (Bu,) */
 };
 
+/* Running statistics of l classes and a batch of N samples with d features. */
+struct statistics {
+    int64_t num_classes, num_features, num_samples;
+    float *covariance;     /* (l, d, d), or (l, d) if it is diagonal */
+    float *mean;           /* (l, d) */
+    int64_t *count;        /* (l,) */
+    const float *features; /* (N, d) */
+    const int64_t *labels; /* (N,) */
+    int diagonal;
+};
+
 /* OUT_OF_RANGE: a label or pseudo-label is no class; nothing was written. */
 enum outcome { DONE, NO_MEMORY, OUT_OF_RANGE };
 
-enum outcome upper_bound_baseline(const struct step *step);
+/* The functions that are compiled for several kinds of processor: each such file says how many LANES a register of its
+ * kind holds, and how its VERSION of a function is called. */
+#define DECLARE(version)                                                     \
+    enum outcome upper_bound_##version(const struct step *step);             \
+    enum outcome covariance_update_##version(const struct statistics *state);
+
+DECLARE(baseline)
 #if defined(__x86_64__)
-enum outcome upper_bound_avx2(const struct step *step);
-enum outcome upper_bound_avx512(const struct step *step);
+DECLARE(avx2)
+DECLARE(avx512)
 #endif
 
 /* Each row's candidate of highest z |z - 1|, the first of equals: logits and candidates (N, l), labels (N,). */

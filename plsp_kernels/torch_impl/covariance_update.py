@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from plsp_kernels import native
 from plsp_kernels.slots import class_slots
 
 
@@ -17,6 +18,9 @@ def covariance_update(covariance: Tensor, mean: Tensor, count: Tensor, features:
     semi-definite and symmetric, so Σ stays so to rounding however often it is updated.
     """
     if features.shape[0] == 0:
+        return
+    if native.serves_update(covariance, mean, count, features):
+        native.covariance_update(covariance, mean, count, features, labels)
         return
     classes, slots = class_slots(labels, count.shape[0])
     present = classes.clamp(min=0)  # empty slots point at class 0 and change nothing there

@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import plsp_kernels
-from cases import KINDS, STRENGTH, TERMS, Elsewhere, assert_same, make_problem, torch_impl_module
+from cases import KINDS, STRENGTH, TERMS, Elsewhere, assert_same, closed_form, make_problem, torch_impl_module
 from plsp_kernels import CurriculumThreshold, SemanticCovariance, SemanticUpperBoundLoss, reference
 
 EPS = torch.finfo(torch.float32).eps
@@ -42,6 +42,7 @@ TOLERANCE = 16 * EPS
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("module", [SemanticCovariance, Device], ids=["CPU", "device"])
+@pytest.mark.usefixtures("form")
 class TestSemanticCovariance:
     def filled(self, module, kind, num_batches=4, size=30, num_classes=5, num_features=4):
         """Statistics of some batches, and the batches. The last class never occurs."""
@@ -138,6 +139,7 @@ class TestSemanticCovariance:
 
 # float32 rounding of a positive semi-definite matrix of size one moves its eigenvalues by a few epsilon per dimension
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.usefixtures("form")
 def test_stays_symmetric_and_positive_semi_definite_after_100_000_updates(kind):
     num_classes, num_features = 2, 4
     statistics = SemanticCovariance(num_classes, num_features, kind)
@@ -249,7 +251,7 @@ def test_update_touches_the_classes_of_the_batch_only(kind, elsewhere):
     covariance = statistics.covariance.as_subclass(Elsewhere) if elsewhere else statistics.covariance
     update = torch_impl_module("covariance_update").covariance_update
     features, labels = normal(size, num_features), torch.tensor([4, 30, 4])
-    with Touched() as touched:
+    with closed_form("operators"), Touched() as touched:
         update(covariance, statistics.mean, statistics.count, features, labels)
     assert touched.largest <= size * statistics.covariance[0].numel(), touched.operator
     assert touched.largest >= num_features

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import plsp_kernels
-from cases import FORMS, KINDS, closed_form, make_problem
+from cases import FORMS, KINDS, assert_same, closed_form, make_problem, torch_impl_module
 from plsp_kernels import native, reference
 from plsp_kernels.ops.registration import KERNELS
 
@@ -291,3 +291,78 @@ class TestClassActivationLabels:
         plsp_kernels.class_activation_labels(problem.weak_logits, problem.candidates)
         plsp_kernels.class_activation_labels(problem.weak_logits.double(), problem.candidates)
         assert len(calls) == 1
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("kind", KINDS)
+class TestCovarianceUpdate:
+    """What the tests of SemanticCovariance, which run for every version, do not ask."""
+
+    # features around the lanes of a vector and the columns of a product
+    @pytest.mark.parametrize("num_features", [1, 3, 4, 7, 8, 13, 16, 17, 84])
+    @pytest.mark.parametrize("num_samples", [1, 9, 40])
+    def test_agrees_with_the_operators(self, num_samples, num_features, kind, version):
+        generator = torch.Generator().manual_seed(0)
+        states = {form: plsp_kernels.SemanticCovariance(5, num_features, kind) for form in ("operators", version)}
+        states["operators"].double()
+        for _ in range(3):
+            features = torch.randn(num_samples, num_features, generator=generator)
+            labels = torch.randint(5, (num_samples,), generator=generator)
+            for form, state in states.items():
+                with closed_form(form):
+                    state.update(features, labels)
+        for found, expected in zip(states[version].buffers(), states["operators"].buffers(), strict=True):
+            assert_same(found.to(expected.dtype), expected, 2e-6)
+
+    def test_full_covariances_are_symmetric_to_the_bit(self, kind, version):
+        if kind == "diagonal":
+            return
+        state = plsp_kernels.SemanticCovariance(3, 13)
+        with closed_form(version):
+            for seed in range(5):
+                generator = torch.Generator().manual_seed(seed)
+                state.update(torch.randn(20, 13, generator=generator), torch.randint(3, (20,), generator=generator))
+        assert torch.equal(state.covariance, state.covariance.mT)
+
+    def test_autograd_knows_that_they_were_written(self, kind, version):
+        state = plsp_kernels.SemanticCovariance(3, 4, kind)
+        scale = torch.ones_like(state.covariance, requires_grad=True)
+        product = (scale * state.covariance).sum()
+        with closed_form(version):
+            state.update(torch.ones(2, 4), torch.tensor([0, 1]))
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.backward()
+
+    def test_labels_out_of_range_are_refused_before_anything_is_written(self, kind, version):
+        state = plsp_kernels.SemanticCovariance(3, 4, kind)
+        with closed_form(version), pytest.raises(IndexError, match=r"labels must lie in \[0, 3\)"):
+            native.covariance_update(*state.buffers(), torch.ones(2, 4), torch.tensor([0, 3]))
+        assert not any(buffer.any() for buffer in state.buffers())
+
+    def test_one_bad_sample_spoils_its_class_alone(self, kind, version):
+        state = plsp_kernels.SemanticCovariance(3, 4, kind)
+        features = torch.ones(4, 4)
+        features[1] = math.nan
+        with closed_form(version):
+            state.update(features, torch.tensor([0, 1, 2, 2]))
+        assert not state.mean[1].isfinite().any()
+        assert state.mean[[0, 2]].isfinite().all()
+        assert state.covariance[[0, 2]].isfinite().all()
+
+    def test_statistics_that_are_not_dense_are_left_to_the_operators(self, kind, version):
+        shape = (3, 4, 4) if kind == "full" else (3, 4)
+        spread = [torch.zeros(*shape, 2)[..., 0], torch.zeros(3, 4, 2)[..., 0], torch.zeros(6, dtype=torch.int64)[::2]]
+        dense = [tensor.clone(memory_format=torch.contiguous_format) for tensor in spread]
+        batch = torch.arange(20.0).view(5, 4), torch.tensor([0, 1, 1, 2, 0])
+        with closed_form(version):
+            assert not native.serves_update(*spread, batch[0])
+            for state in (spread, dense):
+                torch_impl_module("covariance_update").covariance_update(*state, *batch)
+        for found, expected in zip(spread, dense, strict=True):
+            assert_same(found, expected, 2e-6)
+
+    def test_large_updates_are_left_to_the_operators(self, kind, version):
+        state = plsp_kernels.SemanticCovariance(2, 512, kind)
+        with closed_form(version):
+            assert native.serves_update(*state.buffers(), torch.empty(8, 512))
+            assert native.serves_update(*state.buffers(), torch.empty(9, 512)) == (kind == "diagonal")

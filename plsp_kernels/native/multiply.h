@@ -1,16 +1,15 @@
-/* Gram matrices of the classes and their gradient, for few classes.
+/* Products of small matrices.
  *
- * Matrices with a column per class have it in a lane: (a, l) is an array of a rows of `width` vectors, whose lanes
- * beyond l are zero. So a matrix product runs through any number of features without a remainder.
+ * A matrix (a, n) of lanes is a rows of `width` vectors, whose lanes beyond n are zero: products run without remainders.
  */
-#ifndef PLSP_CLASS_GRAM_H
-#define PLSP_CLASS_GRAM_H
+#ifndef PLSP_MULTIPLY_H
+#define PLSP_MULTIPLY_H
 
 #include "lanes.h"
 
-static int64_t width_of(int64_t l)
+static int64_t width_of(int64_t n)
 {
-    return (l + LANES - 1) / LANES;
+    return (n + LANES - 1) / LANES;
 }
 
 /* One vector of `count` rows of out = rightᵀ left, or of their sum with out: sums run side by side, as a single one
@@ -28,7 +27,8 @@ INLINE void multiply_columns(lanes *out, const lanes *left, const float *right, 
         out[i * width] = sums[i];
 }
 
-/* out (n, l) = rightᵀ left for left (depth, l) and right (depth, n) of floats, `stride` apart; added to out if asked. */
+/* out (n, l) = rightᵀ left for left (depth, l) of lanes and right (depth, n) of floats, whose rows are `stride` apart; added
+ * to out if asked. */
 static void multiply(lanes *out, const lanes *left, const float *right, int64_t stride, int64_t depth, int64_t n,
                      int64_t width, int add)
 {

@@ -3,9 +3,6 @@
  * With few classes the same computation in ATen operators costs what its calls cost. Here a block of LANES samples of
  * one class goes through everything while it lies in the cache. The mathematics is that of torch_impl, where
  * log_odds.py names odds, P[k|j] and d, and the two forms of their sums.
- *
- * This is the body of each file that is compiled for one kind of processor: it says how many LANES a register of that
- * kind holds, and the NAME of its function.
  */
 #include "native.h"
 
@@ -14,11 +11,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "class_gram.h"
+#include "grouping.h"
 #include "lanes.h"
+#include "multiply.h"
 
 struct workspace {
-    int64_t width; /* vectors to a row of classes, see class_gram.h */
+    int64_t width; /* vectors to a row of classes, see multiply.h */
     /* of the step */
     lanes *weight;      /* (d, l): centred */
     lanes *grad_weight; /* (d, l): half of ∂total/∂W */
@@ -76,37 +74,6 @@ static enum outcome allocate(struct workspace *work, int64_t l, int64_t d)
     float *matrix = (float *)tile;
     for (size_t i = 0; i < sizeof matrices / sizeof *matrices; matrix += matrices[i++].size)
         *matrices[i].matrix = matrix;
-    return DONE;
-}
-
-static int all_below(const int64_t *numbers, int64_t count, int64_t limit)
-{
-    int below = 1;
-    for (int64_t i = 0; i < count; ++i)
-        below &= numbers[i] >= 0 && numbers[i] < limit;
-    return below;
-}
-
-/* Samples in the order of their classes: those of class y are order[starts[y]] to order[starts[y + 1] - 1]. */
-struct grouping {
-    int64_t *order, *starts;
-};
-
-static enum outcome group_by_class(struct grouping *groups, const int64_t *classes, int64_t count, int64_t num_classes)
-{
-    if (!all_below(classes, count, num_classes))
-        return OUT_OF_RANGE;
-    groups->order = malloc((size_t)(count + num_classes + 1) * sizeof(int64_t));
-    if (groups->order == NULL)
-        return NO_MEMORY;
-    int64_t *starts = groups->starts = groups->order + count;
-    memset(starts, 0, (size_t)(num_classes + 1) * sizeof(int64_t));
-    for (int64_t i = 0; i < count; ++i)
-        ++starts[classes[i]];
-    for (int64_t y = 1; y <= num_classes; ++y)
-        starts[y] += starts[y - 1];
-    for (int64_t i = count - 1; i >= 0; --i)
-        groups->order[--starts[classes[i]]] = i;
     return DONE;
 }
 
@@ -434,7 +401,7 @@ static void run(const struct step *step, const struct grouping *labeled, const s
     step->values[3] = (float)complementary;
 }
 
-enum outcome NAME(const struct step *step)
+enum outcome VERSION(upper_bound)(const struct step *step)
 {
     struct workspace work = {0};
     struct grouping labeled = {0}, unlabeled = {0};
