@@ -111,7 +111,8 @@ def covariance_update(covariance: Tensor, mean: Tensor, count: Tensor, features:
         tuple(tensor.data_ptr() for tensor in tensors),
         covariance.dim() == 2,
     )
-    torch.autograd.graph.increment_version(tensors[:3])  # autograd has not seen that they were written
+    # Autograd has not seen that they were written, and must know unless it never looks at them.
+    torch.autograd.graph.increment_version([state for state in tensors[:3] if not state.is_inference()])
 
 
 def class_activation_labels(logits: Tensor, candidates: Tensor) -> Tensor:

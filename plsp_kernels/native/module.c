@@ -11,11 +11,13 @@ struct version {
 };
 
 /* Those that this processor can run, the fastest last. */
-static struct version versions[3] = {{"baseline", upper_bound_baseline, covariance_update_baseline}};
-static int num_versions = 1;
+static struct version versions[3];
+static int num_versions;
 
 static void find_versions(void)
 {
+    num_versions = 0;
+    versions[num_versions++] = (struct version){"baseline", upper_bound_baseline, covariance_update_baseline};
 #if defined(__x86_64__)
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))

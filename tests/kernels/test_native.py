@@ -333,6 +333,12 @@ class TestCovarianceUpdate:
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             product.backward()
 
+    def test_inference_mode_may_make_and_update_them(self, kind, version):
+        with torch.inference_mode(), closed_form(version):
+            state = plsp_kernels.SemanticCovariance(3, 4, kind)
+            state.update(torch.ones(2, 4), torch.tensor([0, 1]))
+        assert state.count.tolist() == [1, 1, 0]
+
     def test_labels_out_of_range_are_refused_before_anything_is_written(self, kind, version):
         state = plsp_kernels.SemanticCovariance(3, 4, kind)
         with closed_form(version), pytest.raises(IndexError, match=r"labels must lie in \[0, 3\)"):
