@@ -113,15 +113,19 @@ def _shape(row: dict[str, str]) -> str:
     return f"{row['name']}: {sizes}{kind}"
 
 
+def _rounded(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
 def _time(row: dict[str, str] | None) -> str:
     if row is None or not row["step_ms"]:
         return row["note"] if row else ""
     milliseconds = float(row["step_ms"])
-    return f"{milliseconds:,.0f} ms" if milliseconds >= 100 else f"{milliseconds:.3g} ms"
+    return f"{_rounded(milliseconds)} ms"
 
 
 def _times(value: str) -> str:
-    return f"{float(value):.3g} ×" if value else ""
+    return f"{_rounded(float(value))} ×" if value else ""
 
 
 def _memory(reference: dict[str, str] | None, ours: dict[str, str]) -> str:
