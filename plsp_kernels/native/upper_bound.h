@@ -294,17 +294,17 @@ static void begin_class(const struct step *step, int64_t y, struct workspace *wo
     compute_gram(step, y, work);
     for (int64_t j = 0; j < l; ++j) {
         work->half[j] = 0.5f * step->strength * gram[j * l + j];
-        reach = 2.0f * work->half[j] > reach ? 2.0f * work->half[j] : reach;
         for (int64_t k = 0; k < l; ++k) {
             float quadratic = (gram[j * l + j] + gram[k * l + k]) - 2.0f * gram[j * l + k];
             quadratic = quadratic < 0.0f ? 0.0f : quadratic;
-            work->interaction[j * l + k] = step->strength * gram[j * l + k];
-            work->kernel[j * l + k] = k == j ? 0.0f : expf(-work->interaction[j * l + k]);
+            float interaction = work->interaction[j * l + k] = step->strength * gram[j * l + k];
+            reach = fabsf(interaction) > reach ? fabsf(interaction) : reach;
+            work->kernel[j * l + k] = k == j ? 0.0f : expf(-interaction);
             work->scale[j * l + k] = 1.0f / sqrtf(constant + 2.0f * step->strength * quadratic);
         }
     }
-    /* No interaction exceeds the reach, by Cauchy-Schwarz. A share that underflowed is below exp(-87), and the kernel
-     * multiplies it by exp(reach) at most: a sum this much larger has not missed it. */
+    /* A share that underflowed is below exp(-87), and the kernel multiplies it by exp(reach) at most: a sum this much
+     * larger has not missed it. */
     work->least = expf(reach - 87.0f) / FLT_EPSILON;
     memset(work->pairs, 0, (size_t)(l * l) * sizeof(lanes));
 }

@@ -184,6 +184,16 @@ class TestStep:
         for name in ("odds", "grad_odds", "grad_rows"):
             assert (found[name] - truth[name]).abs().max() <= 2 * size * 1.2e-7 * truth[name].abs().max().clamp(min=1)
 
+    def test_covariances_that_are_none_do_not_overflow_unseen(self, version):
+        """Not positive semi-definite: interactions of 150 either way, yet the diagonals of all Gram matrices are 0."""
+        covariance = torch.zeros(4, 2, 2)
+        covariance[:, 0, 1] = covariance[:, 1, 0] = 150.0
+        weight = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
+        arguments = step(3, 4, 4, 2, strength=1.0, covariance=covariance, weight=weight)
+        found, truth = upper_bound(arguments, version)["odds"], upper_bound(double(arguments), "operators")["odds"]
+        assert truth.abs().max() > 140
+        assert (found - truth).abs().max() < 1e-6 * truth.abs().max()
+
     def test_gradients_of_the_weight_move_no_mean(self, version):
         """The loss sees differences of rows only."""
         found = upper_bound(step(20, 30), version)["grad_weight"]
