@@ -126,7 +126,7 @@ def upper_bound(
     impl: str,
 ) -> tuple[Tensor, ...]:
     """Total, supervised, consistency and complementary (0-d), and confidence, prediction and mask of the unlabelled
-    batch. Logits (Bl, l), (Bu, l), (Bu, l), weight and thresholds are of one dtype.
+    batch. Logits (Bl, l), (Bu, l), (Bu, l) and weight are of one dtype.
 
     The total is what is trained with, so its gradients are computed along with it, from the same intermediate results.
     The terms have a backward of their own, which costs nothing unless one of them is differentiated by itself.

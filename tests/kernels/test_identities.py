@@ -310,7 +310,7 @@ class TestProbitTails:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_underflowing_candidates_fall_back_to_the_softmax(impl, dtype):
     """All candidates lie 500 below the best class: their probit probabilities are zero in any dtype."""
-    problem = make_problem(2, 4, dtype=dtype)
+    problem = make_problem(3, 4, dtype=dtype)  # as many samples as classes, which the C function wants
     candidates = torch.tensor([[True, True, False, False, False, False, False]] * 4)
     logits = problem.weak_logits.clone()
     logits[:, 6] = 500.0
@@ -326,7 +326,7 @@ def test_underflowing_candidates_fall_back_to_the_softmax(impl, dtype):
 
 def test_certain_non_candidates_keep_their_gradient(impl):
     """log(1 - p) at p = 1 in float32: the loss is the margin, and its gradient still pulls."""
-    problem = make_problem(1, 1, 3, 2, dtype=torch.float32)
+    problem = make_problem(2, 1, 3, 2, dtype=torch.float32)
     problem = problem.map(lambda _: torch.tensor([[60.0, 0.0, 0.0]]), ["weak_logits"])
     problem = problem.map(lambda _: torch.tensor([[False, True, True]]), ["candidates"]).leaves()
     loss = problem.loss(impl=impl, strength=0.0)
