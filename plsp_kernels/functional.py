@@ -70,24 +70,22 @@ def semantic_upper_bound_loss(
     Gradients of `total` are computed along with it; each term by itself can be differentiated too, and keeps what that
     needs in memory as long as it lives: detach terms that are kept for reporting.
     """
-    checks.floating("labeled_logits", labeled_logits, ("Bl", "l"), checks.tensor("weight", weight))
-    num_labeled, num_classes = labeled_logits.shape
-    _check_classifier(weight, covariance, num_classes)
-    checks.floating("weak_logits", weak_logits, ("Bu", num_classes), weight)
-    num_unlabeled = weak_logits.shape[0]
-    checks.floating("strong_logits", strong_logits, (num_unlabeled, num_classes), weight)
-    checks.class_numbers("labels", labels, (num_labeled,), num_classes, weight)
-    checks.candidate_sets("candidates", candidates, (num_unlabeled, num_classes), weight)
-    checks.number("strength", strength, 0)
-    checks.thresholds("thresholds", thresholds, num_classes, weight)
-    checks.number("ss_weight", ss_weight)
-    checks.positive("beta", beta)
-    if pseudo_labels is not None:
-        checks.class_numbers("pseudo_labels", pseudo_labels, (num_unlabeled,), num_classes, weight)
-    if labeled_candidates is not None:
-        checks.candidate_sets("labeled_candidates", labeled_candidates, (num_labeled, num_classes), weight)
-    impl = checks.resolve_impl(impl, weight)
-
+    impl = check_step(
+        labeled_logits,
+        weak_logits,
+        strong_logits,
+        weight,
+        covariance,
+        labels,
+        candidates,
+        strength=strength,
+        thresholds=thresholds,
+        ss_weight=ss_weight,
+        beta=beta,
+        pseudo_labels=pseudo_labels,
+        labeled_candidates=labeled_candidates,
+        impl=impl,
+    )
     if pseudo_labels is None:
         pseudo_labels = _class_activation_labels(weak_logits, candidates)
     if impl == "reference":
@@ -112,7 +110,7 @@ def semantic_upper_bound_loss(
     # Converted one by one: the labelled logits may serve twice, and their gradients are added before they are rounded.
     labeled, strong, weak, weight = _compute_dtype(labeled_logits, strong_logits, weak_logits, weight)
     if not isinstance(thresholds, Tensor):
-        thresholds = weight.new_full((num_classes,), thresholds)
+        thresholds = weight.new_full((weight.shape[0],), thresholds)
     total, supervised, consistency, complementary, confidence, prediction, mask = ops.upper_bound(
         labeled,
         strong,
@@ -236,6 +234,43 @@ def _class_activation_labels(logits: Tensor, candidates: Tensor) -> Tensor:
     if native.takes(logits) and not torch.compiler.is_compiling():
         return native.class_activation_labels(logits, candidates)
     return reference.class_activation_labels(logits, candidates)
+
+
+def check_step(
+    labeled_logits: Tensor,
+    weak_logits: Tensor,
+    strong_logits: Tensor,
+    weight: Tensor,
+    covariance: Tensor,
+    labels: Tensor,
+    candidates: Tensor,
+    *,
+    strength: float,
+    thresholds: float | Tensor,
+    ss_weight: float,
+    beta: float,
+    impl: str,
+    pseudo_labels: Tensor | None = None,
+    labeled_candidates: Tensor | None = None,
+) -> str:
+    """Check the arguments of semantic_upper_bound_loss; returns the implementation that `impl` means for them."""
+    checks.floating("labeled_logits", labeled_logits, ("Bl", "l"), checks.tensor("weight", weight))
+    num_labeled, num_classes = labeled_logits.shape
+    _check_classifier(weight, covariance, num_classes)
+    checks.floating("weak_logits", weak_logits, ("Bu", num_classes), weight)
+    num_unlabeled = weak_logits.shape[0]
+    checks.floating("strong_logits", strong_logits, (num_unlabeled, num_classes), weight)
+    checks.class_numbers("labels", labels, (num_labeled,), num_classes, weight)
+    checks.candidate_sets("candidates", candidates, (num_unlabeled, num_classes), weight)
+    checks.number("strength", strength, 0)
+    checks.thresholds("thresholds", thresholds, num_classes, weight)
+    checks.number("ss_weight", ss_weight)
+    checks.positive("beta", beta)
+    if pseudo_labels is not None:
+        checks.class_numbers("pseudo_labels", pseudo_labels, (num_unlabeled,), num_classes, weight)
+    if labeled_candidates is not None:
+        checks.candidate_sets("labeled_candidates", labeled_candidates, (num_labeled, num_classes), weight)
+    return checks.resolve_impl(impl, weight)
 
 
 def _check_classifier(weight: Tensor, covariance: Tensor, num_classes: int) -> None:

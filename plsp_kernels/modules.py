@@ -1,10 +1,12 @@
 """State of the training loop as modules: buffers, state_dict, updates in O(batch)."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from plsp_kernels import checks, ops
-from plsp_kernels.functional import PAPER_BETA, semantic_upper_bound_loss
+from plsp_kernels.functional import PAPER_BETA, check_step, semantic_upper_bound_loss
 from plsp_kernels.semantic_loss import SemanticLoss
 
 
@@ -186,24 +188,22 @@ class SemanticUpperBoundLoss(nn.Module):
         checks.instance_numbers(
             "index", index, (checks.tensor("weak_logits", weak_logits).shape[0],), num_instances, weight
         )
+        covariance = self.covariance.covariance
+        arguments = (labeled_logits, weak_logits, strong_logits, weight, covariance, labels, candidates)
+        options: dict[str, Any] = {
+            "strength": strength,
+            "thresholds": self.curriculum.thresholds,
+            "ss_weight": ss_weight,
+            "beta": self.beta,
+            "labeled_candidates": labeled_candidates,
+            "impl": self.impl,
+        }
         if self.training:
+            # All of them before the first change of state: a step that is refused leaves no trace.
+            check_step(*arguments, **options)
+            checks.floating("labeled_features", labeled_features, (labels.shape[0], weight.shape[1]), weight)
             self.covariance.update(labeled_features.detach(), labels)
-        loss = semantic_upper_bound_loss(
-            labeled_logits,
-            weak_logits,
-            strong_logits,
-            weight,
-            self.covariance.covariance,
-            labels,
-            candidates,
-            strength=strength,
-            thresholds=self.curriculum.thresholds,
-            ss_weight=ss_weight,
-            beta=self.beta,
-            labeled_candidates=labeled_candidates,
-            argmax_in_candidates=self.argmax_in_candidates,
-            impl=self.impl,
-        )
+        loss = semantic_upper_bound_loss(*arguments, argmax_in_candidates=self.argmax_in_candidates, **options)
         if self.training:
             selected = loss.confidence >= self.curriculum.threshold
             if self.argmax_in_candidates:

@@ -1,6 +1,7 @@
 """The state modules: running class statistics, curriculum thresholds, and the loss that ties them together."""
 
 import copy
+import math
 
 import numpy as np
 import pytest
@@ -419,6 +420,29 @@ class TestSemanticUpperBoundLoss:
         criterion.train()
         criterion(*arguments, **options)
         assert not torch.equal(criterion.state_dict()["covariance.count"], before["covariance.count"])
+
+    @pytest.mark.parametrize(
+        ("name", "wrong"),
+        [
+            ("strength", -1.0),
+            ("ss_weight", math.nan),
+            ("index", integers(30, 8)),
+            ("labeled_candidates", torch.zeros(6, 5, dtype=torch.bool)),
+            ("labeled_features", normal(5, 4)),
+            ("labeled_features", normal(6, 3)),
+            ("candidates", torch.zeros(9, 5, dtype=torch.bool)),
+            ("strong_logits", normal(8, 5)),
+        ],
+    )
+    def test_a_refused_step_changes_no_state(self, kind, mapping, name, wrong):
+        criterion = self.make(kind, mapping)
+        _, arguments, options = step_inputs(0)
+        criterion(*arguments, **options)
+        before = copy.deepcopy(criterion.state_dict())
+        names = ("labeled_logits", "weak_logits", "strong_logits", "weight", "labels", "candidates")
+        with pytest.raises(ValueError, match=f"^{name} must"):
+            criterion(**{**dict(zip(names, arguments, strict=True)), **options, name: wrong})
+        assert all(torch.equal(value, before[name]) for name, value in criterion.state_dict().items())
 
     def test_state_dict_continues_bit_by_bit(self, kind, mapping):
         original, restored = self.make(kind, mapping), self.make(kind, mapping)
