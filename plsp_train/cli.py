@@ -10,10 +10,11 @@ from typing import Any
 
 from plsp_train.checkpoint import write_json
 from plsp_train.config import FREE_ON_RESUME, PRESETS, Config, build_config, read_config_file
-from plsp_train.data import REAL_PARTIAL_LABEL_SETS, ambiguity_summary, load_dataset
+from plsp_train.data import REAL_PARTIAL_LABEL_SETS, TrainTestData, ambiguity_summary, load_dataset
 from plsp_train.distributed import RankLost, is_main, one_rank_first, process_group
 from plsp_train.engine import Engine, NonFiniteLoss, StopRun, draw_candidates, pick_device
 from plsp_train.report import Reporter, SilentReporter
+from plsp_train.runs import sole_use
 
 _GROUPS = {
     "data": "data and its ambiguity",
@@ -95,13 +96,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(config: Config, resume: bool, profile: bool) -> int:
     with one_rank_first():
         data = load_dataset(config.dataset, config.data_root, download=config.download, recipe=config.recipe)
-    candidates = draw_candidates(config, data)
+    if not is_main():  # writes nothing, and reads from the folder that --resume names
+        return _train(config, data, Path(config.out), resume, profile)
     out = Path(config.out) if config.out else _free_folder(config)
-    if not resume and (out / "checkpoint.pt").exists():
-        raise ValueError(f"{out} already holds a run: continue it with --resume, or choose another --out")
-    if is_main():
-        out.mkdir(parents=True, exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
+    with sole_use(out):
+        if not resume and (out / "checkpoint.pt").exists():
+            raise ValueError(f"{out} already holds a run: continue it with --resume, or choose another --out")
+        return _train(config, data, out, resume, profile)
 
+
+def _train(config: Config, data: TrainTestData, out: Path, resume: bool, profile: bool) -> int:
+    candidates = draw_candidates(config, data)
     reporter = Reporter(tensorboard=config.tensorboard) if is_main() else SilentReporter()
     ambiguity = ambiguity_summary(candidates, data.train_labels)
     reporter.line(
@@ -154,11 +160,15 @@ def _resumed_config(given: dict[str, Any]) -> Config:
 
 
 def _free_folder(config: Config) -> Path:
-    """runs/<name>, or runs/<name>-2 and so on if there already is such a run."""
+    """A fresh folder runs/<name>, or runs/<name>-2 and so on if there already is such a run."""
     drawn = f"-{config.candidates}{config.flip_probability:g}" if config.candidates != "uss" else "-uss"
     method = "" if config.method == Config.method else f"{config.method}-"
     name = f"{method}{config.dataset}{'' if config.dataset in REAL_PARTIAL_LABEL_SETS else drawn}-seed{config.seed}"
+    Path("runs").mkdir(exist_ok=True)
     folder, number = Path("runs") / name, 2
-    while folder.exists():
-        folder, number = Path("runs") / f"{name}-{number}", number + 1
-    return folder
+    while True:
+        try:
+            folder.mkdir()  # by making it: a run that starts at the same moment gets another one
+            return folder
+        except FileExistsError:
+            folder, number = Path("runs") / f"{name}-{number}", number + 1

@@ -1,9 +1,11 @@
-"""Folders of runs: their settings, and which of these tell two runs apart."""
+"""Folders of runs: who works in them, their settings, and which of these tell two runs apart."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from plsp_train.config import FREE_ON_RESUME, Config, build_config
 from plsp_train.data import REAL_PARTIAL_LABEL_SETS
@@ -41,6 +43,27 @@ def settings_that_matter(config: Config) -> dict[str, Any]:
 def ambiguity_of(config: Config) -> Ambiguity:
     settings = settings_that_matter(config)
     return Ambiguity(*(settings.get(name) for name in Ambiguity._fields))
+
+
+@contextmanager
+def sole_use(folder: Path) -> Iterator[None]:
+    """Refuse a folder that another process works in. The system lifts a claim when its process ends, however."""
+    # A file of its own, open for writing: network file systems claim neither folders nor what is open for reading.
+    with open(folder / ".lock", "wb") as file:
+        _claim(file, folder)
+        yield
+
+
+def _claim(file: BinaryIO, folder: Path) -> None:
+    with suppress(ImportError, OSError):  # Windows, and file systems without locks: there nobody is kept out
+        import fcntl
+
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"another process is at work in {folder}: wait for its end, or choose another --out"
+            ) from None
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -109,6 +109,19 @@ def test_a_kill_during_the_write_of_a_checkpoint_leaves_the_old_one(tmp_path, mo
     assert metrics(broken) == metrics(whole)
 
 
+def test_a_folder_that_a_run_works_in_is_refused(tmp_path, capsys, uninterrupted) -> None:
+    out = tmp_path / "run"
+    process = start(out, *LONG)
+    _wait_for_lines(out, 1, process)
+    for extra in ([], ["--resume"]):
+        assert run(out, *LONG, *extra) == 2
+        error = capsys.readouterr().err
+        assert f"another process is at work in {out}" in error
+        assert error.count("\n") == 1
+    assert process.wait() == 0
+    assert metrics(out) == uninterrupted
+
+
 def test_a_full_disk_is_a_one_line_error_and_keeps_the_last_checkpoint(tmp_path, monkeypatch, capsys) -> None:
     out = tmp_path / "run"
     real, syncs = os.fsync, []
