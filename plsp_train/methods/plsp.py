@@ -73,17 +73,24 @@ class PLSP(Method):
         return config.lr * 0.1**passed
 
     def num_iterations(self, stage: str) -> int:
+        """I; an epoch of pre-training is a pass over all instances, but not in the released code."""
         config = self.task.config
-        return math.ceil(len(self.task.inputs) / config.pretrain_batch) if stage == PRETRAIN else config.iterations
+        if stage == PRETRAIN and not self.released:
+            return math.ceil(len(self.task.inputs) / config.pretrain_batch)
+        return config.iterations
 
     def strength(self, epoch: int) -> float:
         """λ_t = λ0 t/T."""
-        return self.task.config.strength * min(epoch / self.task.config.epochs, 1)
+        return self.task.config.strength * min(self._time(epoch) / self.task.config.epochs, 1)
 
     def ss_weight(self, epoch: int) -> float:
         """γ_t = γ0 t/T; the released code divides by a constant."""
         ramp = RELEASED_RAMP_EPOCHS if self.released else self.task.config.epochs
-        return self.task.config.ss_weight * min(epoch / ramp, 1)
+        return self.task.config.ss_weight * min(self._time(epoch) / ramp, 1)
+
+    def _time(self, epoch: int) -> int:
+        """t: from 1, so that the last epoch has all of λ0 and γ0; the released code counts from 0."""
+        return epoch - 1 if self.released else epoch
 
     def start_epoch(self, stage: str, epoch: int) -> dict[str, Any]:
         if stage == PRETRAIN:

@@ -101,12 +101,17 @@ def test_schedules_of_the_paper() -> None:
     rates = [method.learning_rate("train", epoch) for epoch in (1, 100, 101, 150, 151, 250)]
     assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
     assert method.learning_rate("pretrain", 200) == 0.1
+    assert method.num_iterations("pretrain") == math.ceil(len(method.task.inputs) / method.task.config.pretrain_batch)
+    assert method.num_iterations("train") == method.task.config.iterations
 
 
-def test_the_released_recipe_reaches_the_full_weight_after_fifty_epochs() -> None:
-    method = _method(recipe="released", epochs=250, ss_weight=2.0)
-    assert method.ss_weight(25) == pytest.approx(1.0)
-    assert method.ss_weight(200) == pytest.approx(2.0)
+def test_schedules_of_the_released_code() -> None:
+    method = _method(recipe="released", epochs=250, strength=0.01, ss_weight=2.0)
+    assert method.strength(1) == method.ss_weight(1) == 0
+    assert method.strength(126) == pytest.approx(0.005)
+    assert method.ss_weight(26) == pytest.approx(1.0)
+    assert method.ss_weight(51) == method.ss_weight(250) == pytest.approx(2.0)
+    assert method.num_iterations("pretrain") == method.num_iterations("train") == method.task.config.iterations
 
 
 def test_recipes_differ_where_they_should() -> None:
