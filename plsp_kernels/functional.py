@@ -70,42 +70,21 @@ def semantic_upper_bound_loss(
     Gradients of `total` are computed along with it; each term by itself can be differentiated too, and keeps what that
     needs in memory as long as it lives: detach terms that are kept for reporting.
     """
-    impl = check_step(
-        labeled_logits,
-        weak_logits,
-        strong_logits,
-        weight,
-        covariance,
-        labels,
-        candidates,
-        strength=strength,
-        thresholds=thresholds,
-        ss_weight=ss_weight,
-        beta=beta,
-        pseudo_labels=pseudo_labels,
-        labeled_candidates=labeled_candidates,
-        impl=impl,
-    )
+    arguments = (labeled_logits, weak_logits, strong_logits, weight, covariance, labels, candidates)
+    options: dict[str, Any] = {
+        "strength": strength,
+        "thresholds": thresholds,
+        "ss_weight": ss_weight,
+        "beta": beta,
+        "pseudo_labels": pseudo_labels,
+        "labeled_candidates": labeled_candidates,
+    }
+    impl = check_step(*arguments, **options, impl=impl)
     if pseudo_labels is None:
         pseudo_labels = _class_activation_labels(weak_logits, candidates)
     if impl == "reference":
-        return _reference(
-            reference.semantic_upper_bound_loss,
-            labeled_logits,
-            weak_logits,
-            strong_logits,
-            weight,
-            covariance,
-            labels,
-            candidates,
-            strength=strength,
-            thresholds=thresholds,
-            ss_weight=ss_weight,
-            beta=beta,
-            pseudo_labels=pseudo_labels,
-            labeled_candidates=labeled_candidates,
-            argmax_in_candidates=argmax_in_candidates,
-        )
+        options |= {"pseudo_labels": pseudo_labels, "argmax_in_candidates": argmax_in_candidates}
+        return _reference(reference.semantic_upper_bound_loss, *arguments, **options)
 
     # Converted one by one: the labelled logits may serve twice, and their gradients are added before they are rounded.
     labeled, strong, weak, weight = _compute_dtype(labeled_logits, strong_logits, weak_logits, weight)
