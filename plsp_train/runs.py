@@ -47,7 +47,7 @@ def ambiguity_of(config: Config) -> Ambiguity:
 
 @contextmanager
 def sole_use(folder: Path) -> Iterator[None]:
-    """Refuse a folder that another process works in. The system lifts a claim when its process ends, however."""
+    """Refuse a folder that another process works in. However that process ends, the system then lifts its claim."""
     # A file of its own, open for writing: network file systems claim neither folders nor what is open for reading.
     with open(folder / ".lock", "wb") as file:
         _claim(file, folder)

@@ -11,6 +11,7 @@ import torch
 
 from plsp_train import checkpoint
 from plsp_train.engine import Engine
+from plsp_train.runs import sole_use
 from small_runs import metrics, run, start
 
 LONG = ["--epochs", "6", "--iterations", "60"]
@@ -109,17 +110,35 @@ def test_a_kill_during_the_write_of_a_checkpoint_leaves_the_old_one(tmp_path, mo
     assert metrics(broken) == metrics(whole)
 
 
-def test_a_folder_that_a_run_works_in_is_refused(tmp_path, capsys, uninterrupted) -> None:
+def test_a_folder_that_a_process_works_in_is_refused(tmp_path, capsys) -> None:
     out = tmp_path / "run"
-    process = start(out, *LONG)
-    _wait_for_lines(out, 1, process)
-    for extra in ([], ["--resume"]):
-        assert run(out, *LONG, *extra) == 2
-        error = capsys.readouterr().err
-        assert f"another process is at work in {out}" in error
-        assert error.count("\n") == 1
-    assert process.wait() == 0
-    assert metrics(out) == uninterrupted
+    out.mkdir()
+    for arguments in ([], ["--resume"]):
+        with sole_use(out):
+            before = {path: path.read_bytes() for path in out.iterdir()}
+            capsys.readouterr()
+            assert run(out, *arguments) == 2
+            error = capsys.readouterr().err
+            assert f"another process is at work in {out}" in error
+            assert error.count("\n") == 1
+            assert {path: path.read_bytes() for path in out.iterdir()} == before
+        assert run(out, *arguments) == 0
+
+
+def test_a_run_claims_its_folder_as_long_as_it_works(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, step, refusals = tmp_path / "run", Engine._step, []
+
+    def look_first(self: Engine, stage: str, epoch: int):  # type: ignore[no-untyped-def]
+        with pytest.raises(ValueError, match="at work"), sole_use(out):
+            pass
+        refusals.append(stage)
+        return step(self, stage, epoch)
+
+    monkeypatch.setattr(Engine, "_step", look_first)
+    assert run(out) == 0
+    assert {"pretrain", "train"} == set(refusals)
+    with sole_use(out):
+        pass
 
 
 def test_a_full_disk_is_a_one_line_error_and_keeps_the_last_checkpoint(tmp_path, monkeypatch, capsys) -> None:
