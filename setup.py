@@ -1,8 +1,49 @@
+"""The optional C extension; all else is in pyproject.toml.
+
+Without it the ATen implementation serves alone, so a build that fails only prints why, which pip shows with `-v`. Set
+PLSP_REQUIRE_NATIVE=1 to make it an error, as a build of wheels should.
+"""
+
+import os
+import shutil
 from glob import glob
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import BaseError, CCompilerError, PlatformError
+
+
+class OptionalBuild(build_ext):
+    def build_extension(self, ext: Extension) -> None:
+        try:
+            super().build_extension(ext)
+        except (BaseError, CCompilerError) as reason:
+            if not ext.optional:
+                raise
+            command = getattr(self.compiler, "compiler_so", None)
+            if isinstance(reason, PlatformError) or (command and shutil.which(command[0]) is None):
+                print("plsp: no C compiler found; the ATen implementation will serve alone")
+            else:
+                self.warn(
+                    f"the C extension could not be built, and the ATen implementation will serve alone: {reason} "
+                    "(see the compiler's messages above; PLSP_REQUIRE_NATIVE=1 makes this an error)"
+                )
+
+
+class TaggedWheel(bdist_wheel):
+    """Tag a wheel without the extension as pure Python: it runs anywhere."""
+
+    def run(self) -> None:
+        self.run_command("build")
+        if not glob(os.path.join(self.get_finalized_command("build").build_lib, "**", "_kernels.*.so"), recursive=True):
+            print("plsp: this wheel lacks the C extension and is tagged as pure Python")
+            self.root_is_pure, self.distribution.ext_modules = True, []
+        super().run()
+
 
 setup(
+    cmdclass={"build_ext": OptionalBuild, "bdist_wheel": TaggedWheel},
     ext_modules=[
         Extension(
             "plsp_kernels.native._kernels",
@@ -13,11 +54,13 @@ setup(
                 "-O3",
                 "-ffp-contract=fast",  # a * b + c as one instruction
                 "-fno-math-errno",
+                "-Wall",
+                "-Wextra",
                 "-Wno-psabi",  # vectors are passed to inlined functions only
             ],
             define_macros=[("Py_LIMITED_API", "0x030A0000")],
             py_limited_api=True,
-            optional=True,  # where it cannot be compiled, the closed form in PyTorch serves alone
+            optional=os.environ.get("PLSP_REQUIRE_NATIVE", "0") in ("", "0"),
         )
     ],
     options={"bdist_wheel": {"py_limited_api": "cp310"}},

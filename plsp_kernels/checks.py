@@ -1,36 +1,18 @@
-"""Argument checks: each error names the argument, what was seen and what is wanted.
+"""Argument checks. Each error names the argument, what it got and what it expects.
 
-Shapes, dtypes and devices are checked always. Looking at values makes a GPU finish its queue first, so that is done on
-CPU tensors only, or everywhere with PLSP_CHECK_VALUES=1 in the environment, and never inside a compiled graph.
+Shapes, dtypes and devices are always checked. Checking values on a GPU forces a host sync, so values are checked on CPU
+tensors only, or on all devices with PLSP_CHECK_VALUES=1 in the environment, and never inside a compiled graph.
 """
 
-import importlib.util
 import os
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-IMPLEMENTATIONS = ("auto", "triton", "torch", "reference")
+from plsp_kernels.step import Step
+
 _CHECK_VALUES = os.environ.get("PLSP_CHECK_VALUES", "") not in ("", "0")
-_HAS_TRITON = importlib.util.find_spec("triton") is not None
-
-
-def resolve_impl(impl: str, tensor: Tensor) -> str:
-    """The implementation that `impl` means for tensors like this one."""
-    if impl not in IMPLEMENTATIONS:
-        raise ValueError(f"impl must be one of {', '.join(map(repr, IMPLEMENTATIONS))}, got {impl!r}")
-    if impl == "auto":
-        return "triton" if tensor.is_cuda and _HAS_TRITON else "torch"
-    if impl == "triton":
-        if not _HAS_TRITON:
-            raise ValueError("impl='triton' needs the triton package, which is not installed; use impl='auto'")
-        if not tensor.is_cuda and os.environ.get("TRITON_INTERPRET", "0") in ("", "0"):
-            raise ValueError(
-                f"impl='triton' needs CUDA or ROCm tensors, got {tensor.device}; move them to the GPU, use impl='auto' "
-                "or set TRITON_INTERPRET=1 before Python starts to run the kernels in Triton's interpreter"
-            )
-    return impl
 
 
 def tensor(name: str, value: object) -> Tensor:
@@ -40,7 +22,7 @@ def tensor(name: str, value: object) -> Tensor:
 
 
 def floating(name: str, value: object, shape: Sequence[int | str], like: Tensor) -> None:
-    """A floating-point tensor of this shape (a str stands for any size) on the device of `like`."""
+    """Require a floating-point tensor of this shape (a str matches any size) on the device of `like`."""
     found = _shaped(name, value, shape, like)
     if not found.is_floating_point():
         raise TypeError(f"{name} must have a floating-point dtype, got {found.dtype}")
@@ -53,12 +35,12 @@ def boolean(name: str, value: object, shape: Sequence[int | str], like: Tensor) 
 
 
 def class_numbers(name: str, value: object, shape: Sequence[int | str], num_classes: int, like: Tensor) -> None:
-    """int64 class numbers in [0, l)."""
+    """Require int64 class numbers in [0, l)."""
     _numbers(name, value, shape, num_classes, "classes", like)
 
 
 def instance_numbers(name: str, value: object, shape: Sequence[int | str], num_instances: int, like: Tensor) -> None:
-    """int64 instance numbers in [0, n)."""
+    """Require int64 instance numbers in [0, n)."""
     _numbers(name, value, shape, num_instances, "instances", like)
 
 
@@ -69,9 +51,7 @@ def _numbers(name: str, value: object, shape: Sequence[int | str], limit: int, k
     if looks_at_values(found) and found.numel():
         low, high = (int(value) for value in found.aminmax())
         if low < 0 or high >= limit:
-            raise ValueError(
-                f"{name} must lie in [0, {limit}), there being {limit} {kind}; got values from {low} to {high}"
-            )
+            raise ValueError(f"{name} must lie in [0, {limit}) for {limit} {kind}, got values from {low} to {high}")
 
 
 def candidate_sets(name: str, value: Tensor, shape: Sequence[int | str], like: Tensor) -> None:
@@ -81,8 +61,8 @@ def candidate_sets(name: str, value: Tensor, shape: Sequence[int | str], like: T
         raise ValueError(f"{name} must have at least one candidate in every row, but row {row} has none")
 
 
-def covariance(name: str, value: object, num_classes: int, num_features: int, like: Tensor) -> None:
-    """(l, d, d), or (l, d) for diagonals."""
+def covariances(name: str, value: object, num_classes: int, num_features: int, like: Tensor) -> None:
+    """Require shape (l, d, d), or (l, d) for diagonals."""
     found = tensor(name, value)
     full, diagonal = (num_classes, num_features, num_features), (num_classes, num_features)
     if found.shape != full and found.shape != diagonal:
@@ -94,7 +74,7 @@ def covariance(name: str, value: object, num_classes: int, num_features: int, li
 
 
 def number(name: str, value: object, low: float = -torch.inf, high: float = torch.inf) -> None:
-    """A finite Python number in [low, high]."""
+    """Require a finite Python number in [low, high]."""
     if not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     if not (low <= value <= high and -torch.inf < value < torch.inf):
@@ -108,11 +88,57 @@ def positive(name: str, value: object) -> None:
         raise ValueError(f"{name} must be positive, got {value}")
 
 
-def thresholds(name: str, value: object, num_classes: int, like: Tensor) -> None:
-    """A number in [0, 1] or one per class."""
+def scalar(name: str, value: object, like: object, low: float = -torch.inf, high: float = torch.inf) -> Tensor:
+    """Return a finite number in [low, high] as the operators take it, a 0-d tensor.
+
+    Python numbers become CPU tensors. `torch.compile` would specialise the graph on the value of a Python number; a
+    product is traced symbolically. A tensor may also be on the device of `like`, where only kernels read it.
+    """
     if not isinstance(value, Tensor):
-        number(name, value, 0, 1)
-        return
+        number(name, value, low, high)
+        return torch.ones((), dtype=torch.float64, device="cpu") * value  # type: ignore[operator]
+    floating(name, value, (), value if value.device.type == "cpu" else tensor("weight", like))
+    if looks_at_values(value):
+        number(name, value.item(), low, high)
+    return value.detach()
+
+
+def thresholds(name: str, value: object, like: object) -> Tensor:
+    """Return one threshold for all classes as `scalar` does; `step` checks thresholds given per class."""
+    if isinstance(value, Tensor) and value.dim() != 0:
+        return value.detach()
+    return scalar(name, value, like, 0, 1)
+
+
+def classifier(weight: Tensor, covariance: Tensor, num_classes: int) -> None:
+    """Check the weight (l, d) and its class covariances."""
+    floating("weight", weight, (num_classes, "d"), weight)
+    if num_classes < 2:
+        raise ValueError(f"weight must have at least 2 rows, one per class, got {num_classes}")
+    covariances("covariance", covariance, num_classes, weight.shape[1], weight)
+
+
+def step(given: Step) -> None:
+    """Check the tensors and β of a step; `scalar` and `thresholds` have checked the rest."""
+    weight = tensor("weight", given.weight)
+    floating("labeled_logits", given.labeled_logits, ("Bl", "l"), weight)
+    num_labeled, num_classes = given.labeled_logits.shape
+    classifier(weight, given.covariance, num_classes)
+    floating("weak_logits", given.weak_logits, ("Bu", num_classes), weight)
+    num_unlabeled = given.weak_logits.shape[0]
+    floating("strong_logits", given.strong_logits, (num_unlabeled, num_classes), weight)
+    class_numbers("labels", given.labels, (num_labeled,), num_classes, weight)
+    candidate_sets("candidates", given.candidates, (num_unlabeled, num_classes), weight)
+    if given.thresholds.dim() != 0:
+        _class_thresholds("thresholds", given.thresholds, num_classes, weight)
+    positive("beta", given.beta)
+    if given.pseudo_labels is not None:
+        class_numbers("pseudo_labels", given.pseudo_labels, (num_unlabeled,), num_classes, weight)
+    if given.labeled_candidates is not None:
+        candidate_sets("labeled_candidates", given.labeled_candidates, (num_labeled, num_classes), weight)
+
+
+def _class_thresholds(name: str, value: Tensor, num_classes: int, like: Tensor) -> None:
     floating(name, value, (num_classes,), like)
     if looks_at_values(value):
         low, high = (float(value) for value in value.aminmax())

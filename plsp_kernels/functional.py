@@ -1,10 +1,11 @@
-"""The public functions: check the arguments, call the operators, return.
+"""Public functions. Each checks its arguments, resolves the implementation and calls the operators.
 
-Every function takes `impl`: "auto" (Triton kernels for CUDA and ROCm tensors, the closed form elsewhere), "triton",
-"torch" (the closed form, in C where a step is small) or "reference" (the paper, literally). All give the same results.
-Half-precision inputs are computed in float32; losses come back in float32, per-class results in the dtype of the
-logits, gradients in the dtype of their inputs. Σ is a statistic: no gradient flows into `covariance`. Second
-derivatives are not offered by any implementation but the reference.
+Every function takes `impl`: "auto", "triton" (GPU kernels), "native" (small steps in C), "torch" (the closed form in
+ATen operators) or "reference" (the paper, literally). Results agree up to rounding; `dispatch.py` resolves "auto".
+
+Half-precision inputs are computed in float32. Losses are returned in float32, per-class results in the dtype of the
+logits, gradients in the dtype of their inputs. Σ is a statistic: no gradient flows into `covariance`. Only the
+reference supports second derivatives.
 """
 
 import math
@@ -15,13 +16,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plsp_kernels import checks, native, ops, reference
+from plsp_kernels import checks, dispatch, ops, reference
 from plsp_kernels.ops.registration import without_autocast
+from plsp_kernels.rows import Rows, class_slots
 from plsp_kernels.semantic_loss import SemanticLoss
-from plsp_kernels.slots import class_slots
+from plsp_kernels.step import Step, replace
 
 PAPER_BETA = math.pi**2 / 8
-"""The paper's scale of the probit. The usual match of the logistic function is sqrt(π/8); see docs/math.md."""
+"""Scale of the probit in the paper. The usual logistic approximation has sqrt(π/8); see docs/math.md."""
 
 
 def semantic_upper_bound_loss(
@@ -33,96 +35,165 @@ def semantic_upper_bound_loss(
     labels: Tensor,
     candidates: Tensor,
     *,
-    strength: float,
+    strength: float | Tensor,
     thresholds: float | Tensor,
-    ss_weight: float = 1.0,
+    ss_weight: float | Tensor = 1.0,
     beta: float = PAPER_BETA,
     pseudo_labels: Tensor | None = None,
     labeled_candidates: Tensor | None = None,
     argmax_in_candidates: bool = True,
     impl: str = "auto",
 ) -> SemanticLoss:
-    """The loss of one PLSP step, equation (16): γ (L_l + R_u) + L_cl.
+    """Compute the loss of one PLSP step, equation (16): γ (L_l + R_u) + L_cl.
 
-    Args:
-        labeled_logits: (Bl, l) logits z = W a + b of the labelled batch.
-        weak_logits: (Bu, l) logits of the weak view of the unlabelled batch.
-        strong_logits: (Bu, l) logits of its strong view.
-        weight: (l, d) weight W of the classifier that made the logits.
-        covariance: (l, d, d) class-wise feature covariances Σ, or (l, d) their diagonals.
-        labels: (Bl,) int64 labels of the labelled batch.
-        candidates: (Bu, l) bool candidate sets of the unlabelled batch.
-        strength: λ, the strength of the semantic transformation; 0 is the plain softmax loss.
-        thresholds: τ, the confidence from which an instance takes part in the consistency term: one number, or (l,)
-            one per class.
-        ss_weight: γ, the weight of the semi-supervised terms.
-        beta: β, the scale of the probit approximation.
-        pseudo_labels: (Bu,) int64 classes for the covariance of unlabelled instances; by default each instance's
-            candidate of highest class activation value on the weak view.
-        labeled_candidates: (Bl, l) bool; if given, the labelled batch joins the complementary term, which then is the
-            mean over Bl + Bu.
-        argmax_in_candidates: whether an instance also needs its most probable class among its candidates to take part
-            in the consistency term.
-        impl: which implementation to use.
+    Parameters
+    ----------
+    labeled_logits : Tensor of shape (Bl, l)
+        Logits z = W a + b of the labelled batch.
+    weak_logits : Tensor of shape (Bu, l)
+        Logits of the weak view of the unlabelled batch.
+    strong_logits : Tensor of shape (Bu, l)
+        Logits of the strong view of the unlabelled batch.
+    weight : Tensor of shape (l, d)
+        Weight W of the classifier that produced the logits.
+    covariance : Tensor of shape (l, d, d) or (l, d)
+        Feature covariance Σ of every class, or only its diagonal.
+    labels : Tensor of shape (Bl,), int64
+        Labels of the labelled batch.
+    candidates : Tensor of shape (Bu, l), bool
+        Candidate sets of the unlabelled batch; no row may be empty.
+    strength : float or Tensor of shape ()
+        Strength λ of the semantic transformation. 0 disables it.
+    thresholds : float, or Tensor of shape () or (l,)
+        Confidence τ from which an instance enters the consistency term: one value, or one per class.
+    ss_weight : float or Tensor of shape ()
+        Weight γ of the semi-supervised terms.
+    beta : float
+        Scale β of the probit approximation.
+    pseudo_labels : Tensor of shape (Bu,), int64, optional
+        Class whose covariance applies to each unlabelled instance. Defaults to the candidate with the highest class
+        activation value on the weak view.
+    labeled_candidates : Tensor of shape (Bl, l), bool, optional
+        Candidate sets of the labelled batch. If given, the complementary term is the mean over all Bl + Bu samples.
+    argmax_in_candidates : bool
+        Whether the most probable class must be a candidate for an instance to enter the consistency term.
+    impl : {'auto', 'triton', 'native', 'torch', 'reference'}
+        Implementation to use.
 
+    Returns
+    -------
+    SemanticLoss
+        The total, its three terms, and the decisions made for the unlabelled batch.
+
+    Notes
+    -----
     An empty labelled or unlabelled batch contributes zero.
 
-    Gradients of `total` are computed along with it; each term by itself can be differentiated too, and keeps what that
-    needs in memory as long as it lives: detach terms that are kept for reporting.
-    """
-    arguments = (labeled_logits, weak_logits, strong_logits, weight, covariance, labels, candidates)
-    options: dict[str, Any] = {
-        "strength": strength,
-        "thresholds": thresholds,
-        "ss_weight": ss_weight,
-        "beta": beta,
-        "pseudo_labels": pseudo_labels,
-        "labeled_candidates": labeled_candidates,
-    }
-    impl = check_step(*arguments, **options, impl=impl)
-    if pseudo_labels is None:
-        pseudo_labels = _class_activation_labels(weak_logits, candidates)
-    if impl == "reference":
-        options |= {"pseudo_labels": pseudo_labels, "argmax_in_candidates": argmax_in_candidates}
-        return _reference(reference.semantic_upper_bound_loss, *arguments, **options)
+    The forward pass also computes the gradients of `total`. Each term can be differentiated on its own too, and holds
+    the intermediate results this needs for as long as it is alive: detach terms that are kept for reporting.
 
-    # Converted one by one: the labelled logits may serve twice, and their gradients are added before they are rounded.
-    labeled, strong, weak, weight = _compute_dtype(labeled_logits, strong_logits, weak_logits, weight)
-    if not isinstance(thresholds, Tensor):
-        thresholds = weight.new_full((weight.shape[0],), thresholds)
-    total, supervised, consistency, complementary, confidence, prediction, mask = ops.upper_bound(
-        labeled,
-        strong,
-        weak,
+    Examples
+    --------
+    >>> import torch
+    >>> from plsp_kernels import semantic_upper_bound_loss
+    >>> _ = torch.manual_seed(0)
+    >>> classifier = torch.nn.Linear(5, 3)
+    >>> loss = semantic_upper_bound_loss(
+    ...     classifier(torch.randn(2, 5)),
+    ...     classifier(torch.randn(4, 5)),
+    ...     classifier(torch.randn(4, 5)),
+    ...     classifier.weight,
+    ...     covariance=torch.ones(3, 5),
+    ...     labels=torch.tensor([0, 2]),
+    ...     candidates=torch.tensor([[1, 1, 0], [0, 1, 1], [1, 0, 0], [1, 0, 1]]).bool(),
+    ...     strength=0.5,
+    ...     thresholds=0.75,
+    ... )
+    >>> loss.total.backward()
+    >>> classifier.weight.grad.shape, loss.mask.shape
+    (torch.Size([3, 5]), torch.Size([4]))
+    """
+    step = Step(
+        labeled_logits,
+        weak_logits,
+        strong_logits,
         weight,
-        covariance.detach(),
+        covariance,
         labels,
-        pseudo_labels,
         candidates,
+        pseudo_labels,
         labeled_candidates,
-        thresholds,
-        _as_tensor(strength),
-        _as_tensor(ss_weight),
+        checks.thresholds("thresholds", thresholds, weight),
+        checks.scalar("strength", strength, weight, 0),
+        checks.scalar("ss_weight", ss_weight, weight),
         beta,
         argmax_in_candidates,
-        impl,
     )
-    return SemanticLoss(total, supervised, consistency, complementary, pseudo_labels, confidence, prediction, mask)
+    checks.step(step)
+    return step_loss(step, impl)
+
+
+def step_loss(step: Step, impl: str) -> SemanticLoss:
+    """Compute the loss of a step that has been checked."""
+    impl = dispatch.for_step(impl, step)
+    if impl != "reference":
+        return ops.upper_bound(replace(step, covariance=step.covariance.detach()), impl)
+    labeled, weak, strong, weight = _compute_dtype(
+        step.labeled_logits, step.weak_logits, step.strong_logits, step.weight
+    )
+    step = replace(step, labeled_logits=labeled, weak_logits=weak, strong_logits=strong, weight=weight)
+    return without_autocast(weight.device.type, reference.semantic_upper_bound_loss, step)
 
 
 def semantic_log_softmax(
-    logits: Tensor, weight: Tensor, covariance: Tensor, classes: Tensor, *, strength: float, impl: str = "auto"
+    logits: Tensor, weight: Tensor, covariance: Tensor, classes: Tensor, *, strength: float | Tensor, impl: str = "auto"
 ) -> Tensor:
-    """Upper-bounded log-probabilities of equation (12), (N, l): log p_ij under the covariance of classes[i].
+    """Compute the upper-bounded log-probabilities of equation (12).
 
-    exp of a row need not sum to one. Differentiable with respect to logits and weight. strength = 0 is log_softmax.
+    Parameters
+    ----------
+    logits : Tensor of shape (N, l)
+        Logits z = W a + b.
+    weight : Tensor of shape (l, d)
+        Weight W of the classifier.
+    covariance : Tensor of shape (l, d, d) or (l, d)
+        Feature covariance Σ of every class, or only its diagonal.
+    classes : Tensor of shape (N,), int64
+        Class whose covariance applies to each row.
+    strength : float or Tensor of shape ()
+        Strength λ of the semantic transformation. At 0 this is `log_softmax`.
+    impl : {'auto', 'triton', 'native', 'torch', 'reference'}
+        Implementation to use.
+
+    Returns
+    -------
+    Tensor of shape (N, l)
+        log p_ij under the covariance of `classes[i]`, differentiable with respect to logits and weight.
+
+    Notes
+    -----
+    The exponentials of a row need not sum to one.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from plsp_kernels import semantic_log_softmax
+    >>> _ = torch.manual_seed(0)
+    >>> logits, weight, covariance = torch.randn(2, 3), torch.randn(3, 5), torch.ones(3, 5)
+    >>> classes = torch.tensor([0, 2])
+    >>> plain = semantic_log_softmax(logits, weight, covariance, classes, strength=0.0)
+    >>> torch.allclose(plain, logits.log_softmax(1), atol=1e-6)
+    True
+    >>> bool((semantic_log_softmax(logits, weight, covariance, classes, strength=1.0) < plain).all())
+    True
     """
-    impl = _check_samples(logits, weight, covariance, "classes", classes, strength, impl)
+    _check_samples(logits, weight, covariance, "classes", classes)
+    scale, impl = checks.scalar("strength", strength, weight, 0), dispatch.for_rows(impl, weight)
     if impl == "reference":
         result = _reference(reference.semantic_log_softmax, logits, weight, covariance, classes, strength=strength)
         return result.to(logits.dtype)
-    rows, gram, slots = _prepare(logits, weight, covariance, classes, impl)
-    return F.logsigmoid(ops.LogOdds.apply(rows, gram, slots, _as_tensor(strength), impl)).to(logits.dtype)
+    rows = _rows(logits, weight, covariance, classes, scale, impl)
+    return F.logsigmoid(ops.LogOdds.apply(*rows, None, impl)).to(logits.dtype)
 
 
 def semantic_cross_entropy(
@@ -131,17 +202,51 @@ def semantic_cross_entropy(
     covariance: Tensor,
     labels: Tensor,
     *,
-    strength: float,
+    strength: float | Tensor,
     reduction: str = "mean",
     impl: str = "auto",
 ) -> Tensor:
-    """Upper bound of the cross-entropy under semantic transformation, equation (14).
+    """Compute the upper bound of the cross-entropy under the semantic transformation, equation (14).
 
-    reduction is "mean" (zero for an empty batch), "sum" or "none". Differentiable with respect to logits and weight.
+    Parameters
+    ----------
+    logits : Tensor of shape (N, l)
+        Logits z = W a + b.
+    weight : Tensor of shape (l, d)
+        Weight W of the classifier.
+    covariance : Tensor of shape (l, d, d) or (l, d)
+        Feature covariance Σ of every class, or only its diagonal.
+    labels : Tensor of shape (N,), int64
+        Labels. Each row uses the covariance of its label.
+    strength : float or Tensor of shape ()
+        Strength λ of the semantic transformation. At 0 this is `cross_entropy`.
+    reduction : {'mean', 'sum', 'none'}
+        The mean of an empty batch is zero.
+    impl : {'auto', 'triton', 'native', 'torch', 'reference'}
+        Implementation to use.
+
+    Returns
+    -------
+    Tensor of shape () or (N,)
+        The loss, differentiable with respect to logits and weight.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from plsp_kernels import semantic_cross_entropy
+    >>> _ = torch.manual_seed(0)
+    >>> logits, weight, covariance = torch.randn(2, 3), torch.randn(3, 5), torch.ones(3, 5)
+    >>> labels = torch.tensor([0, 2])
+    >>> bound = semantic_cross_entropy(logits, weight, covariance, labels, strength=1.0)
+    >>> bool(bound > torch.nn.functional.cross_entropy(logits, labels))
+    True
+    >>> semantic_cross_entropy(logits, weight, covariance, labels, strength=1.0, reduction="none").shape
+    torch.Size([2])
     """
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
-    impl = _check_samples(logits, weight, covariance, "labels", labels, strength, impl)
+    _check_samples(logits, weight, covariance, "labels", labels)
+    scale, impl = checks.scalar("strength", strength, weight, 0), dispatch.for_rows(impl, weight)
     if impl == "reference":
         return _reference(
             reference.semantic_cross_entropy,
@@ -152,8 +257,8 @@ def semantic_cross_entropy(
             strength=strength,
             reduction=reduction,
         )
-    rows, gram, slots = _prepare(logits, weight, covariance, labels, impl)
-    losses = -F.logsigmoid(ops.TargetLogOdds.apply(rows, gram, slots, labels, _as_tensor(strength), impl))
+    rows = _rows(logits, weight, covariance, labels, scale, impl)
+    losses = -F.logsigmoid(ops.LogOdds.apply(*rows, labels, impl))
     if reduction == "none":
         return losses
     return losses.sum() if reduction == "sum" else losses.sum() / max(losses.shape[0], 1)
@@ -166,33 +271,94 @@ def probit_probabilities(
     covariance: Tensor,
     classes: Tensor,
     *,
-    strength: float,
+    strength: float | Tensor,
     beta: float = PAPER_BETA,
     impl: str = "auto",
 ) -> Tensor:
-    """Probabilities p̂w of equation (12), (N, l): the expected softmax under semantic transformation, by probits.
+    """Approximate the expected softmax under the semantic transformation by probits: p̂w of equation (12).
 
-    They are pseudo-targets: no gradient flows through them. exp(log p) of a row need not sum to one.
+    Parameters
+    ----------
+    logits : Tensor of shape (N, l)
+        Logits z = W a + b.
+    weight : Tensor of shape (l, d)
+        Weight W of the classifier.
+    covariance : Tensor of shape (l, d, d) or (l, d)
+        Feature covariance Σ of every class, or only its diagonal.
+    classes : Tensor of shape (N,), int64
+        Class whose covariance applies to each row.
+    strength : float or Tensor of shape ()
+        Strength λ of the semantic transformation.
+    beta : float
+        Scale β of the probit approximation.
+    impl : {'auto', 'triton', 'native', 'torch', 'reference'}
+        Implementation to use.
+
+    Returns
+    -------
+    Tensor of shape (N, l)
+        Probabilities p̂w_ij. They serve as pseudo-targets and carry no gradient.
+
+    Notes
+    -----
+    A row need not sum to one.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from plsp_kernels import probit_probabilities
+    >>> logits, weight, covariance = torch.tensor([[0.0, 0.0], [0.0, 50.0]]), torch.eye(2), torch.ones(2, 2)
+    >>> probabilities = probit_probabilities(logits, weight, covariance, torch.tensor([0, 1]), strength=0.1)
+    >>> (100 * probabilities).round().int().tolist()
+    [[50, 50], [0, 100]]
     """
     checks.positive("beta", beta)
-    impl = _check_samples(logits, weight, covariance, "classes", classes, strength, impl)
+    _check_samples(logits, weight, covariance, "classes", classes)
+    scale, impl = checks.scalar("strength", strength, weight, 0), dispatch.for_rows(impl, weight)
     if impl == "reference":
         result = _reference(
             reference.probit_probabilities, logits, weight, covariance, classes, strength=strength, beta=beta
         )
         return result.to(logits.dtype)
-    rows, gram, slots = _prepare(logits, weight, covariance, classes, impl)
-    return ops.probit_probabilities(rows, gram, slots, _as_tensor(strength), beta, impl).to(logits.dtype)
+    rows = _rows(logits, weight, covariance, classes, scale, impl)
+    return ops.probit_probabilities(*rows, beta, impl).to(logits.dtype)
 
 
 def pairwise_quadratic_form(
     weight: Tensor, covariance: Tensor, classes: Tensor | None = None, *, impl: str = "auto"
 ) -> Tensor:
-    """(w_j - w_j')ᵀ Σ_y (w_j - w_j') for all class pairs and each y in classes (all classes by default): (U, l, l)."""
-    _check_classifier(weight, covariance, checks.tensor("weight", weight).shape[0])
+    """Compute (w_j - w_j')ᵀ Σ_y (w_j - w_j') for all class pairs (j, j').
+
+    Parameters
+    ----------
+    weight : Tensor of shape (l, d)
+        Weight W of the classifier.
+    covariance : Tensor of shape (l, d, d) or (l, d)
+        Feature covariance Σ of every class, or only its diagonal.
+    classes : Tensor of shape (U,), int64, optional
+        Classes y to use. Defaults to all l classes.
+    impl : {'auto', 'triton', 'native', 'torch', 'reference'}
+        Implementation to use.
+
+    Returns
+    -------
+    Tensor of shape (U, l, l)
+        One symmetric matrix per class, differentiable with respect to the weight.
+
+    Examples
+    --------
+    With the identity as covariance, these are the squared distances between the rows of the weight:
+
+    >>> import torch
+    >>> from plsp_kernels import pairwise_quadratic_form
+    >>> weight = torch.tensor([[0.0, 0.0], [3.0, 0.0], [0.0, 4.0]])
+    >>> pairwise_quadratic_form(weight, torch.ones(3, 2), torch.tensor([1])).round().int().tolist()
+    [[[0, 9, 16], [9, 0, 25], [16, 25, 0]]]
+    """
+    checks.classifier(weight, covariance, checks.tensor("weight", weight).shape[0])
     if classes is not None:
         checks.class_numbers("classes", classes, ("U",), weight.shape[0], weight)
-    impl = checks.resolve_impl(impl, weight)
+    impl = dispatch.for_rows(impl, weight)
     if impl == "reference":
         return _reference(reference.pairwise_quadratic_form, weight, covariance, classes).to(weight.dtype)
     if classes is None:
@@ -201,86 +367,51 @@ def pairwise_quadratic_form(
     return ops.PairQuadratic.apply(_class_gram(computed, covariance, classes, impl)).to(weight.dtype)
 
 
-def class_activation_labels(logits: Tensor, candidates: Tensor) -> Tensor:
-    """Each instance's candidate of highest class activation value z |z - 1|: (N,) int64."""
+def class_activation_labels(logits: Tensor, candidates: Tensor, *, impl: str = "auto") -> Tensor:
+    """Choose for each instance the candidate with the highest class activation value z |z - 1|.
+
+    Parameters
+    ----------
+    logits : Tensor of shape (N, l)
+        Logits z.
+    candidates : Tensor of shape (N, l), bool
+        Candidate sets; no row may be empty.
+    impl : {'auto', 'triton', 'native', 'torch', 'reference'}
+        Implementation to use.
+
+    Returns
+    -------
+    Tensor of shape (N,), int64
+        The chosen class of each instance; ties go to the lowest class.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from plsp_kernels import class_activation_labels
+    >>> logits = torch.tensor([[2.0, -1.0, 0.5], [2.0, -1.0, 0.5]])
+    >>> candidates = torch.tensor([[True, True, True], [False, True, True]])
+    >>> class_activation_labels(logits, candidates)
+    tensor([0, 2])
+    """
     checks.floating("logits", logits, ("N", "l"), checks.tensor("logits", logits))
     checks.candidate_sets("candidates", candidates, logits.shape, logits)
-    return _class_activation_labels(logits, candidates)
+    (logits,) = _compute_dtype(logits.detach())  # the square of a half-precision logit can overflow
+    impl = dispatch.for_labels(impl, logits)
+    if impl == "reference":
+        return reference.class_activation_labels(logits, candidates)
+    return ops.class_activation_labels(logits, candidates, impl)
 
 
-def _class_activation_labels(logits: Tensor, candidates: Tensor) -> Tensor:
-    (logits,) = _compute_dtype(logits.detach())  # the square of a half-precision logit may overflow
-    if native.takes(logits) and not torch.compiler.is_compiling():
-        return native.class_activation_labels(logits, candidates)
-    return reference.class_activation_labels(logits, candidates)
-
-
-def check_step(
-    labeled_logits: Tensor,
-    weak_logits: Tensor,
-    strong_logits: Tensor,
-    weight: Tensor,
-    covariance: Tensor,
-    labels: Tensor,
-    candidates: Tensor,
-    *,
-    strength: float,
-    thresholds: float | Tensor,
-    ss_weight: float,
-    beta: float,
-    impl: str,
-    pseudo_labels: Tensor | None = None,
-    labeled_candidates: Tensor | None = None,
-) -> str:
-    """Check the arguments of semantic_upper_bound_loss; returns the implementation that `impl` means for them."""
-    checks.floating("labeled_logits", labeled_logits, ("Bl", "l"), checks.tensor("weight", weight))
-    num_labeled, num_classes = labeled_logits.shape
-    _check_classifier(weight, covariance, num_classes)
-    checks.floating("weak_logits", weak_logits, ("Bu", num_classes), weight)
-    num_unlabeled = weak_logits.shape[0]
-    checks.floating("strong_logits", strong_logits, (num_unlabeled, num_classes), weight)
-    checks.class_numbers("labels", labels, (num_labeled,), num_classes, weight)
-    checks.candidate_sets("candidates", candidates, (num_unlabeled, num_classes), weight)
-    checks.number("strength", strength, 0)
-    checks.thresholds("thresholds", thresholds, num_classes, weight)
-    checks.number("ss_weight", ss_weight)
-    checks.positive("beta", beta)
-    if pseudo_labels is not None:
-        checks.class_numbers("pseudo_labels", pseudo_labels, (num_unlabeled,), num_classes, weight)
-    if labeled_candidates is not None:
-        checks.candidate_sets("labeled_candidates", labeled_candidates, (num_labeled, num_classes), weight)
-    return checks.resolve_impl(impl, weight)
-
-
-def _check_classifier(weight: Tensor, covariance: Tensor, num_classes: int) -> None:
-    checks.floating("weight", weight, (num_classes, "d"), weight)
-    if num_classes < 2:
-        raise ValueError(f"weight must have at least 2 rows, one per class, got {num_classes}")
-    checks.covariance("covariance", covariance, num_classes, weight.shape[1], weight)
-
-
-def _check_samples(
-    logits: Tensor, weight: Tensor, covariance: Tensor, name: str, classes: Tensor, strength: float, impl: str
-) -> str:
+def _check_samples(logits: Tensor, weight: Tensor, covariance: Tensor, name: str, classes: Tensor) -> None:
     checks.floating("logits", logits, ("N", "l"), checks.tensor("weight", weight))
-    _check_classifier(weight, covariance, logits.shape[1])
+    checks.classifier(weight, covariance, logits.shape[1])
     checks.class_numbers(name, classes, (logits.shape[0],), logits.shape[1], weight)
-    checks.number("strength", strength, 0)
-    return checks.resolve_impl(impl, weight)
 
 
 def _compute_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors in float64 if one of them is, in float32 otherwise."""
+    """Cast to float64 if any of the tensors is float64, to float32 otherwise."""
     double = any(tensor.dtype == torch.float64 for tensor in tensors)
     return tuple(tensor.to(torch.float64 if double else torch.float32) for tensor in tensors)
-
-
-def _as_tensor(number: float) -> Tensor:
-    """How the operators take it, see ops/registration.py. On the CPU, where reading it makes no device wait.
-
-    A product, because that is what torch.compile can keep for any value of a Python number.
-    """
-    return torch.ones((), dtype=torch.float64, device="cpu") * number
 
 
 def _class_gram(weight: Tensor, covariance: Tensor, classes: Tensor, impl: str) -> Tensor:
@@ -288,18 +419,16 @@ def _class_gram(weight: Tensor, covariance: Tensor, classes: Tensor, impl: str) 
     return ops.ClassGram.apply(weight, covariance.detach(), classes, needs_grad, impl)
 
 
-def _prepare(
-    logits: Tensor, weight: Tensor, covariance: Tensor, classes: Tensor, impl: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits in the computing dtype, Gram matrices of the classes that occur, and the slot of each sample."""
-    rows, weight = _compute_dtype(logits, weight)
+def _rows(logits: Tensor, weight: Tensor, covariance: Tensor, classes: Tensor, strength: Tensor, impl: str) -> Rows:
+    """Cast the logits to the compute dtype and assign each row the Gram matrix of its class."""
+    logits, weight = _compute_dtype(logits, weight)
     distinct, slots = class_slots(classes, weight.shape[0])
-    return rows, _class_gram(weight, covariance, distinct, impl), slots
+    return Rows(logits, _class_gram(weight, covariance, distinct, impl), slots, strength)
 
 
 def _reference(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """The reference, computing in the same dtype as the other implementations."""
+    """Call the reference in the same compute dtype as the other implementations."""
     floats = [arg for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()]
     computed = iter(_compute_dtype(*floats))
     args = tuple(next(computed) if isinstance(arg, Tensor) and arg.is_floating_point() else arg for arg in args)
-    return without_autocast(function, *args, **options)
+    return without_autocast(args[0].device.type, function, *args, **options)

@@ -1,13 +1,13 @@
-"""State of the training loop as modules: buffers, state_dict, updates in O(batch)."""
-
-from typing import Any
+"""Modules that hold the state of the training loop in buffers. Updates cost O(batch)."""
 
 import torch
 from torch import Tensor, nn
 
-from plsp_kernels import checks, ops
-from plsp_kernels.functional import PAPER_BETA, check_step, semantic_upper_bound_loss
+from plsp_kernels import checks, dispatch, ops
+from plsp_kernels.curriculum import CurriculumBatch
+from plsp_kernels.functional import PAPER_BETA, step_loss
 from plsp_kernels.semantic_loss import SemanticLoss
+from plsp_kernels.step import Step
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
@@ -23,9 +23,39 @@ def _check_size(name: str, value: int, least: int) -> None:
 class SemanticCovariance(nn.Module):
     """Running feature covariance of every class, equation (17).
 
-    kind="full" keeps Σ as (l, d, d), kind="diagonal" only its diagonals, (l, d). An update costs in proportion to the
-    samples and the classes of its batch, and any split of the same samples into batches gives the same statistics to
-    rounding. Classes not seen yet have zero covariance: no semantic transformation.
+    Parameters
+    ----------
+    num_classes : int
+        Number of classes l.
+    num_features : int
+        Number of features d.
+    kind : {'full', 'diagonal'}
+        Whether to keep whole covariance matrices or only their diagonals.
+
+    Attributes
+    ----------
+    covariance : Tensor of shape (l, d, d) or (l, d)
+        Covariance Σ of every class. A class without samples has zero covariance: no semantic transformation.
+    mean : Tensor of shape (l, d)
+        Mean of every class.
+    count : Tensor of shape (l,), int64
+        Number of samples of every class.
+
+    Notes
+    -----
+    The cost of an update is proportional to the size of its batch. Up to rounding, the statistics do not depend on how
+    the samples are split into batches.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from plsp_kernels import SemanticCovariance
+    >>> statistics = SemanticCovariance(num_classes=2, num_features=2)
+    >>> statistics.update(torch.tensor([[0.0, 1.0], [2.0, 1.0]]), torch.tensor([0, 0]))
+    >>> statistics.count.tolist(), statistics.mean[0].tolist()
+    ([2, 0], [1.0, 1.0])
+    >>> statistics.covariance[0].tolist()
+    [[1.0, 0.0], [0.0, 0.0]]
     """
 
     covariance: Tensor
@@ -45,14 +75,28 @@ class SemanticCovariance(nn.Module):
 
     @torch.no_grad()
     def update(self, features: Tensor, labels: Tensor) -> None:
-        """Take in one labelled batch: features (N, d), labels (N,) int64."""
+        """Add one labelled batch to the statistics, in place.
+
+        Parameters
+        ----------
+        features : Tensor of shape (N, d)
+            Features of the batch.
+        labels : Tensor of shape (N,), int64
+            Labels of the batch.
+        """
         num_classes, num_features = self.mean.shape
         checks.floating("features", features, ("N", num_features), self.mean)
         checks.class_numbers("labels", labels, (features.shape[0],), num_classes, self.mean)
-        ops.covariance_update(self.covariance, self.mean, self.count, features.to(self.mean.dtype), labels)
+        self._take_in(features, labels)
+
+    @torch.no_grad()
+    def _take_in(self, features: Tensor, labels: Tensor, impl: str = "auto") -> None:
+        """Update the statistics with a batch that has been checked."""
+        state = self.covariance, self.mean, self.count
+        ops.covariance_update(*state, features, labels, dispatch.for_update(impl, *state, features))
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Reset all statistics to zero."""
         for buffer in self.buffers():
             buffer.zero_()
 
@@ -62,11 +106,33 @@ class SemanticCovariance(nn.Module):
 
 
 class CurriculumThreshold(nn.Module):
-    """Confidence thresholds that grow with each class's learning progress.
+    """Confidence thresholds that grow with the learning progress of each class.
 
-    Every instance remembers the class it was last confidently given; σ(j) counts them and η(j) = σ(j) / max σ. The
-    threshold of class j is τ0 η(j) with mapping="linear" (the paper) or τ0 η/(2 - η) with "convex" (the released code).
-    While no instance has been given a class, all thresholds are zero.
+    Parameters
+    ----------
+    num_instances : int
+        Size of the training set.
+    num_classes : int
+        Number of classes l.
+    threshold : float
+        Largest threshold τ0.
+    mapping : {'linear', 'convex'}
+        τ0 η as in the paper, or τ0 η / (2 - η) as in the released code.
+
+    Notes
+    -----
+    Every instance keeps the last class it was assigned with confidence. σ(j) counts the instances of class j, and
+    η(j) = σ(j) / max σ is the progress of the class. All thresholds are zero until the first assignment.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from plsp_kernels import CurriculumThreshold
+    >>> curriculum = CurriculumThreshold(num_instances=4, num_classes=2, threshold=0.5)
+    >>> index, prediction = torch.tensor([0, 1, 3]), torch.tensor([0, 0, 1])
+    >>> curriculum.update(index, prediction, selected=torch.tensor([True, True, True]))
+    >>> curriculum.thresholds.tolist()
+    [0.5, 0.25]
     """
 
     assigned: Tensor
@@ -79,7 +145,7 @@ class CurriculumThreshold(nn.Module):
         checks.number("threshold", threshold, 0, 1)
         _check_choice("mapping", mapping, ("linear", "convex"))
         self.threshold, self.mapping = threshold, mapping
-        # Class l stands for "none yet"; its count is kept too, so that every change moves one instance between cells.
+        # Class l means "not assigned". It is counted too, so that every change moves one instance between two counts.
         count = torch.zeros(num_classes + 1, dtype=torch.int64)
         count[num_classes] = num_instances
         self.register_buffer("assigned", torch.full((num_instances,), num_classes))
@@ -87,36 +153,38 @@ class CurriculumThreshold(nn.Module):
 
     @property
     def thresholds(self) -> Tensor:
-        """τ(j) of every class, (l,)."""
-        progress = self.count[:-1] / self.count[:-1].max().clamp(min=1)
-        if self.mapping == "convex":
-            progress = progress / (2 - progress)
-        return self.threshold * progress
+        """Threshold τ(j) of every class, of shape (l,)."""
+        return self._thresholds()
 
-    @torch.no_grad()
+    def _thresholds(self, impl: str = "auto") -> Tensor:
+        impl = dispatch.for_curriculum(impl, self.count)
+        return ops.curriculum_thresholds(self.count, self.threshold, self.mapping == "convex", impl)
+
     def update(self, index: Tensor, prediction: Tensor, selected: Tensor) -> None:
-        """Remember prediction[i] for the instance index[i] wherever selected[i]; all (N,), O(N).
+        """Assign `prediction[i]` to the instance `index[i]` wherever `selected[i]`, in O(N).
 
-        If an instance occurs more than once in the batch, its last selected occurrence counts.
+        Parameters
+        ----------
+        index : Tensor of shape (N,), int64
+            Indices of the instances in the training set. If one occurs repeatedly, its last selected entry counts.
+        prediction : Tensor of shape (N,), int64
+            Predicted classes.
+        selected : Tensor of shape (N,), bool
+            Whether to assign the class.
         """
         num_instances, num_classes = self.assigned.shape[0], self.count.shape[0] - 1
         checks.class_numbers("prediction", prediction, ("N",), num_classes, self.count)
         checks.boolean("selected", selected, prediction.shape, self.count)
         checks.instance_numbers("index", index, prediction.shape, num_instances, self.count)
-        # Sorted by instance, the unselected last: an entry counts if the next one is of another instance.
-        ordered, order = torch.where(selected, index, num_instances).sort(stable=True)
-        following = torch.cat([ordered[1:], ordered.new_full((1,), num_instances)])[: ordered.shape[0]]
-        counts = ordered != following
-        index, prediction = index.index_select(0, order), prediction.index_select(0, order)
-        before = self.assigned.index_select(0, index)
-        after = torch.where(counts, prediction, before)
-        # Added differences, not copies: entries that change nothing add zero, whichever instance they name.
-        self.assigned.index_add_(0, index, after - before)
-        moved = (after != before).long()
-        self.count.index_add_(0, before, -moved).index_add_(0, after, moved)
+        self._assign(CurriculumBatch(self.assigned, self.count, index, prediction, selected, None, 1.0))
+
+    @torch.no_grad()
+    def _assign(self, batch: CurriculumBatch, impl: str = "auto") -> None:
+        """Update the assignments with a batch that has been checked."""
+        ops.curriculum_update(*batch, dispatch.for_curriculum(impl, self.count))
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Clear all assignments."""
         self.assigned.fill_(self.count.shape[0] - 1)
         self.count.zero_()[-1] = self.assigned.shape[0]
 
@@ -128,23 +196,58 @@ class CurriculumThreshold(nn.Module):
 
 
 class SemanticUpperBoundLoss(nn.Module):
-    """The loss of one step together with its state, for a training loop of your own.
+    """Loss of one PLSP step together with its state, for custom training loops.
 
-    In training mode a call first takes the labelled features into the class covariances, then computes the loss with
-    the current thresholds, then records which unlabelled instances were confidently given a class. In evaluation mode
-    it only computes.
+    Parameters
+    ----------
+    num_instances : int
+        Size of the training set, to which `index` refers.
+    num_classes : int
+        Number of classes l.
+    num_features : int
+        Number of features d, the input size of the classifier.
+    covariance : {'full', 'diagonal'}
+        Kind of the class covariances; see `SemanticCovariance`.
+    threshold : float
+        Largest confidence threshold τ0.
+    mapping : {'linear', 'convex'}
+        Mapping from progress to threshold; see `CurriculumThreshold`.
+    beta : float
+        Scale β of the probit approximation.
+    argmax_in_candidates : bool
+        Whether the most probable class must be a candidate for an instance to enter the consistency term and to count
+        for the curriculum.
+    impl : {'auto', 'triton', 'native', 'torch', 'reference'}
+        Implementation to use.
 
-    Args:
-        num_instances: size of the training set, whose indices `index` refers to.
-        num_classes: l.
-        num_features: d, the size of the features that the classifier's weight multiplies.
-        covariance: "full" or "diagonal".
-        threshold: τ0, the largest confidence threshold.
-        mapping: "linear" or "convex", see CurriculumThreshold.
-        beta: β of the probit.
-        argmax_in_candidates: whether the most probable class must be a candidate, for taking part in the consistency
-            term and for being counted.
-        impl: which implementation to use.
+    Notes
+    -----
+    In training mode, a call updates the class covariances with the labelled features, computes the loss with the
+    current thresholds, and records the confident unlabelled instances for the curriculum. In evaluation mode it changes
+    no state.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from plsp_kernels import SemanticUpperBoundLoss
+    >>> _ = torch.manual_seed(0)
+    >>> classifier = torch.nn.Linear(5, 3)
+    >>> criterion = SemanticUpperBoundLoss(num_instances=100, num_classes=3, num_features=5)
+    >>> features = torch.randn(2, 5)
+    >>> loss = criterion(
+    ...     classifier(features),
+    ...     classifier(torch.randn(4, 5)),
+    ...     classifier(torch.randn(4, 5)),
+    ...     classifier.weight,
+    ...     labels=torch.tensor([0, 2]),
+    ...     candidates=torch.tensor([[1, 1, 0], [0, 1, 1], [1, 0, 0], [1, 0, 1]]).bool(),
+    ...     labeled_features=features,
+    ...     index=torch.tensor([7, 14, 30, 99]),
+    ...     strength=0.5,
+    ... )
+    >>> loss.total.backward()
+    >>> criterion.covariance.count.tolist()
+    [1, 0, 1]
     """
 
     def __init__(
@@ -162,7 +265,7 @@ class SemanticUpperBoundLoss(nn.Module):
     ) -> None:
         super().__init__()
         checks.positive("beta", beta)
-        _check_choice("impl", impl, checks.IMPLEMENTATIONS)
+        _check_choice("impl", impl, dispatch.IMPLEMENTATIONS)
         self.covariance = SemanticCovariance(num_classes, num_features, covariance)
         self.curriculum = CurriculumThreshold(num_instances, num_classes, threshold, mapping)
         self.beta, self.argmax_in_candidates, self.impl = beta, argmax_in_candidates, impl
@@ -178,35 +281,87 @@ class SemanticUpperBoundLoss(nn.Module):
         *,
         labeled_features: Tensor,
         index: Tensor,
-        strength: float,
-        ss_weight: float = 1.0,
+        strength: float | Tensor,
+        ss_weight: float | Tensor = 1.0,
         labeled_candidates: Tensor | None = None,
     ) -> SemanticLoss:
-        """See semantic_upper_bound_loss; labeled_features (Bl, d) are those of the labelled batch, index (Bu,) the
-        numbers of the unlabelled instances in the training set."""
-        num_instances = self.curriculum.assigned.shape[0]
-        checks.instance_numbers(
-            "index", index, (checks.tensor("weak_logits", weak_logits).shape[0],), num_instances, weight
+        """Compute the loss of one step and, in training mode, update the state.
+
+        Parameters
+        ----------
+        labeled_logits : Tensor of shape (Bl, l)
+            Logits of the labelled batch.
+        weak_logits, strong_logits : Tensor of shape (Bu, l)
+            Logits of the two views of the unlabelled batch.
+        weight : Tensor of shape (l, d)
+            Weight of the classifier.
+        labels : Tensor of shape (Bl,), int64
+            Labels of the labelled batch.
+        candidates : Tensor of shape (Bu, l), bool
+            Candidate sets of the unlabelled batch.
+        labeled_features : Tensor of shape (Bl, d)
+            Features of the labelled batch.
+        index : Tensor of shape (Bu,), int64
+            Indices of the unlabelled instances in the training set.
+        strength : float or Tensor of shape ()
+            Strength λ of the semantic transformation.
+        ss_weight : float or Tensor of shape ()
+            Weight γ of the semi-supervised terms.
+        labeled_candidates : Tensor of shape (Bl, l), bool, optional
+            Candidate sets of the labelled batch, to include it in the complementary term.
+
+        Returns
+        -------
+        SemanticLoss
+            As returned by `semantic_upper_bound_loss`.
+        """
+        step = Step(
+            labeled_logits,
+            weak_logits,
+            strong_logits,
+            weight,
+            self.covariance.covariance,
+            labels,
+            candidates,
+            None,
+            labeled_candidates,
+            self.curriculum._thresholds(self.impl),
+            checks.scalar("strength", strength, weight, 0),
+            checks.scalar("ss_weight", ss_weight, weight),
+            self.beta,
+            self.argmax_in_candidates,
         )
-        covariance = self.covariance.covariance
-        arguments = (labeled_logits, weak_logits, strong_logits, weight, covariance, labels, candidates)
-        options: dict[str, Any] = {
-            "strength": strength,
-            "thresholds": self.curriculum.thresholds,
-            "ss_weight": ss_weight,
-            "beta": self.beta,
-            "labeled_candidates": labeled_candidates,
-            "impl": self.impl,
-        }
-        if self.training:
-            # All of them before the first change of state: a step that is refused leaves no trace.
-            check_step(*arguments, **options)
-            checks.floating("labeled_features", labeled_features, (labels.shape[0], weight.shape[1]), weight)
-            self.covariance.update(labeled_features.detach(), labels)
-        loss = semantic_upper_bound_loss(*arguments, argmax_in_candidates=self.argmax_in_candidates, **options)
-        if self.training:
-            selected = loss.confidence >= self.curriculum.threshold
-            if self.argmax_in_candidates:
-                selected = selected & candidates.gather(1, loss.prediction[:, None])[:, 0]
-            self.curriculum.update(index, loss.prediction, selected)
+        checks.step(step)
+        checks.instance_numbers("index", index, candidates.shape[:1], self.curriculum.assigned.shape[0], weight)
+        if not self.training:
+            return step_loss(step, self.impl)
+        # All checks come before the first state update: a rejected step changes nothing.
+        checks.floating("labeled_features", labeled_features, (labels.shape[0], weight.shape[1]), weight)
+        self.covariance._take_in(labeled_features, labels, self.impl)
+        loss = step_loss(step, self.impl)
+        self.record(index, loss, candidates)
         return loss
+
+    def record(self, index: Tensor, loss: SemanticLoss, candidates: Tensor) -> None:
+        """Record the unlabelled instances that were classified with confidence; `forward` calls this in training mode.
+
+        An instance is confident if its confidence reaches τ0 and, with `argmax_in_candidates`, its prediction is a
+        candidate.
+
+        Parameters
+        ----------
+        index : Tensor of shape (Bu,), int64
+            Indices of the unlabelled instances in the training set.
+        loss : SemanticLoss
+            Result of the step.
+        candidates : Tensor of shape (Bu, l), bool
+            Candidate sets of the unlabelled batch.
+        """
+        assigned, count, threshold = self.curriculum.assigned, self.curriculum.count, self.curriculum.threshold
+        num_classes, shape = count.shape[0] - 1, loss.prediction.shape
+        checks.class_numbers("loss.prediction", loss.prediction, ("Bu",), num_classes, count)
+        checks.instance_numbers("index", index, shape, assigned.shape[0], count)
+        checks.boolean("candidates", candidates, (*shape, num_classes), count)
+        allowed = candidates if self.argmax_in_candidates else None
+        batch = CurriculumBatch(assigned, count, index, loss.prediction, loss.confidence, allowed, threshold)
+        self.curriculum._assign(batch, self.impl)

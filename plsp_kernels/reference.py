@@ -1,8 +1,8 @@
 """The paper in eager PyTorch, line by line.
 
-Every public function stands here once more, written as its equation stands: explicit differences of classifier rows,
-one quadratic form per sample and class pair, the probit sum as printed. It builds tensors of N·l²·d elements and is
-meant to: it is the oracle of the tests and the eager baseline of the benchmarks, so it is never made clever.
+Every public function is implemented here exactly as its equation reads: explicit differences of classifier rows, one
+quadratic form per sample and class pair, the probit sum as printed. It deliberately materialises N·l²·d tensors. It is
+the oracle of the tests and the eager baseline of the benchmarks, and must not be optimised.
 
 Equation numbers are those of "Learning with Partial Labels from Semi-supervised Perspective" (AAAI 2023). Symbols:
 W = weight (l, d), Σ_y = covariance[y], λ = strength, β = beta, τ = thresholds, γ = ss_weight, C = candidates.
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from plsp_kernels.semantic_loss import SemanticLoss
+from plsp_kernels.step import Step
 
 
 def pairwise_quadratic_form(weight: Tensor, covariance: Tensor, classes: Tensor | None = None) -> Tensor:
@@ -31,21 +32,29 @@ def class_activation_labels(logits: Tensor, candidates: Tensor) -> Tensor:
     return torch.where(candidates, activation, -math.inf).argmax(dim=1)
 
 
-def _adjusted_exponents(logits: Tensor, weight: Tensor, covariance: Tensor, classes: Tensor, strength: float) -> Tensor:
+def _adjusted_exponents(
+    logits: Tensor, weight: Tensor, covariance: Tensor, classes: Tensor, strength: float | Tensor
+) -> Tensor:
     """z_ij' + (λ/2) u_j'jᵀ Σ_y(i) u_j'j, the exponents of Proposition 1, indexed [i, j, j']: (N, l, l)."""
     quadratic = pairwise_quadratic_form(weight, covariance, classes)
     return logits[:, None, :] + strength / 2 * quadratic
 
 
 def semantic_log_softmax(
-    logits: Tensor, weight: Tensor, covariance: Tensor, classes: Tensor, *, strength: float
+    logits: Tensor, weight: Tensor, covariance: Tensor, classes: Tensor, *, strength: float | Tensor
 ) -> Tensor:
     """log p_ij of Proposition 1, equation (12): z_ij - log Σ_j' exp(z_ij' + (λ/2) u_j'jᵀ Σ_y(i) u_j'j): (N, l)."""
     return logits - _adjusted_exponents(logits, weight, covariance, classes, strength).logsumexp(-1)
 
 
 def semantic_cross_entropy(
-    logits: Tensor, weight: Tensor, covariance: Tensor, labels: Tensor, *, strength: float, reduction: str = "mean"
+    logits: Tensor,
+    weight: Tensor,
+    covariance: Tensor,
+    labels: Tensor,
+    *,
+    strength: float | Tensor,
+    reduction: str = "mean",
 ) -> Tensor:
     """-log p_{i,y_i}, equation (14)."""
     log_probability = semantic_log_softmax(logits, weight, covariance, labels, strength=strength)
@@ -61,7 +70,7 @@ def probit_probabilities(
     covariance: Tensor,
     classes: Tensor,
     *,
-    strength: float,
+    strength: float | Tensor,
     beta: float = math.pi**2 / 8,
 ) -> Tensor:
     """p̂w_ij of Proposition 1, equation (12): 1 / (-l + Σ_j' 1/Φ(β (z_j - z_j') / sqrt(1 + λ β² uᵀΣu))): (N, l)."""
@@ -75,7 +84,7 @@ def probit_probabilities(
 def pseudo_targets(probabilities: Tensor, logits: Tensor, candidates: Tensor) -> Tensor:
     """p̂_ij = 1(j∈C_i) p̂w_ij / Σ_j' 1(j'∈C_i) p̂w_ij', below equation (12): (N, l).
 
-    Where every candidate's probability underflows, the candidate softmax of the logits takes its place.
+    If the probabilities of all candidates underflow, fall back to the softmax of the candidate logits.
     """
     inside = probabilities * candidates
     mass = inside.sum(-1, keepdim=True)
@@ -83,45 +92,35 @@ def pseudo_targets(probabilities: Tensor, logits: Tensor, candidates: Tensor) ->
     return torch.where(mass >= torch.finfo(mass.dtype).tiny, inside / mass, fallback)
 
 
-def semantic_upper_bound_loss(
-    labeled_logits: Tensor,
-    weak_logits: Tensor,
-    strong_logits: Tensor,
-    weight: Tensor,
-    covariance: Tensor,
-    labels: Tensor,
-    candidates: Tensor,
-    *,
-    strength: float,
-    thresholds: float | Tensor,
-    ss_weight: float = 1.0,
-    beta: float = math.pi**2 / 8,
-    pseudo_labels: Tensor | None = None,
-    labeled_candidates: Tensor | None = None,
-    argmax_in_candidates: bool = True,
-) -> SemanticLoss:
+def semantic_upper_bound_loss(step: Step) -> SemanticLoss:
     """The objective of one step, equation (16): γ (L_l + R_u) + L_cl."""
+    labels, candidates, pseudo_labels = step.labels, step.candidates, step.pseudo_labels
+    weight, covariance = step.weight, step.covariance.to(step.weight.dtype)
+    strength, ss_weight, weak_logits = step.strength, step.ss_weight.to(weight), step.weak_logits
     if pseudo_labels is None:
         pseudo_labels = class_activation_labels(weak_logits.detach(), candidates)
 
     # (14): mean of -log p_{i,y_i} over the labelled batch
-    supervised = semantic_cross_entropy(labeled_logits, weight, covariance, labels, strength=strength)
+    supervised = semantic_cross_entropy(step.labeled_logits, weight, covariance, labels, strength=strength)
 
-    # (11), (12): h_i Σ_j -p̂_ij log p^s_ij; the entropy of the target is a constant of the KL divergence
-    probabilities = probit_probabilities(weak_logits, weight, covariance, pseudo_labels, strength=strength, beta=beta)
+    # (11), (12): h_i Σ_j -p̂_ij log p^s_ij; the entropy of the target is constant and dropped from the KL divergence
+    probabilities = probit_probabilities(
+        weak_logits, weight, covariance, pseudo_labels, strength=strength, beta=step.beta
+    )
     confidence, prediction = probabilities.max(dim=1)
-    threshold = thresholds[prediction] if isinstance(thresholds, Tensor) else thresholds
-    mask = confidence >= threshold
-    if argmax_in_candidates:
+    mask = confidence >= step.thresholds.to(weight).expand(weight.shape[0])[prediction]
+    if step.argmax_in_candidates:
         mask = mask & candidates.gather(1, prediction[:, None])[:, 0]
     targets = pseudo_targets(probabilities, weak_logits.detach(), candidates)
-    log_probability = semantic_log_softmax(strong_logits, weight, covariance, pseudo_labels, strength=strength)
+    log_probability = semantic_log_softmax(step.strong_logits, weight, covariance, pseudo_labels, strength=strength)
     consistency = _mean(mask * -(targets * log_probability).sum(-1))
 
-    # (15): Σ_{j∉C_i} -log(1 - p_ij) on the weak view, and on the labelled batch where its candidates are given
+    # (15): Σ_{j∉C_i} -log(1 - p_ij) on the weak view, and on the labelled batch if its candidates are given
     losses = _complementary(weak_logits, weight, covariance, pseudo_labels, candidates, strength)
-    if labeled_candidates is not None:
-        labeled_losses = _complementary(labeled_logits, weight, covariance, labels, labeled_candidates, strength)
+    if step.labeled_candidates is not None:
+        labeled_losses = _complementary(
+            step.labeled_logits, weight, covariance, labels, step.labeled_candidates, strength
+        )
         losses = torch.cat([losses, labeled_losses])
     complementary = _mean(losses)
 
@@ -130,12 +129,12 @@ def semantic_upper_bound_loss(
 
 
 def _complementary(
-    logits: Tensor, weight: Tensor, covariance: Tensor, classes: Tensor, candidates: Tensor, strength: float
+    logits: Tensor, weight: Tensor, covariance: Tensor, classes: Tensor, candidates: Tensor, strength: float | Tensor
 ) -> Tensor:
     """Σ_{j∉C_i} -log(1 - p_ij), equation (15): (N,).
 
-    1 - p_ij is the share of all terms but j' = j in the sum of equation (12); written as the quotient of the two sums
-    it stays exact where p_ij rounds to one.
+    1 - p_ij is the share of the terms j' ≠ j in the sum of equation (12). The quotient of the two sums stays exact
+    where p_ij rounds to one.
     """
     exponents = _adjusted_exponents(logits, weight, covariance, classes, strength)
     own = torch.eye(logits.shape[1], dtype=torch.bool, device=logits.device)
@@ -146,7 +145,7 @@ def _complementary(
 def update_covariance(
     covariance: Tensor, mean: Tensor, count: Tensor, features: Tensor, labels: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Equation (17) for every class at once: the new (Σ, μ, m), computed from one labelled batch."""
+    """Equation (17) for all classes at once: the updated (Σ, μ, m) after one labelled batch."""
     member = torch.nn.functional.one_hot(labels, count.shape[0]).T.to(features.dtype)  # (l, N)
     batch_count = member.sum(1)
     batch_mean = member @ features / batch_count.clamp(min=1)[:, None]
@@ -172,5 +171,5 @@ def update_covariance(
 
 
 def _mean(losses: Tensor) -> Tensor:
-    """The mean, and zero for an empty batch."""
+    """Mean; zero for an empty batch."""
     return losses.sum() / max(losses.numel(), 1)

@@ -1,124 +1,200 @@
-"""Small steps in C, one function each: with few classes, operator calls cost more than what they compute.
+"""Small steps in C, one call each: with few classes, operator overhead exceeds the arithmetic.
 
-The closed form takes them for float32 on a CPU. Where the extension could not be compiled, on other devices and for
-larger steps, which fill the threads and matrix products of ATen, the operators of `torch_impl` serve.
+The extension is optional and serves float32 on the CPU. `step_refusal`, `update_refusal` and `labels_refusal` return
+why a call cannot be served, or None; `step_pays` and `update_pays` return whether C is faster than ATen operators. C
+works on raw addresses: every tensor is validated before its address is taken, and C checks the range of class numbers
+before it writes anything.
 """
 
 import torch
 from torch import Tensor
+
+from plsp_kernels.step import Step, StepResult, num_samples, replace
 
 try:
     from plsp_kernels.native import _kernels
 except ImportError:
     _kernels = None  # type: ignore[assignment]
 
-VERSIONS = () if _kernels is None else _kernels.VERSIONS
-"""What it was compiled for and this processor can run, the fastest last; empty if it is not there at all."""
+VERSIONS: tuple[str, ...] = () if _kernels is None else _kernels.VERSIONS
+"""Compiled versions that this processor can run, fastest last; empty if the extension is not built. The last one is
+used; tests shorten the tuple to select another."""
 
-MOST_OUTER_PRODUCTS = 2**21
-"""An update of class statistics with more multiplications for its outer products is left to the operators."""
-
+_CPU = torch.device("cpu")
 MOST_CLASSES = 24
 MOST_PAIRS = 2**20
+"""Limit on class pairs, summed over the rows of a step."""
 MOST_PRODUCTS = 2**24
-"""A step with more classes, more pairs of classes over its rows of logits, or more multiplications for its Gram
-matrices is left to the operators."""
+"""Limit on multiplications for the Gram matrices of a step."""
+MOST_OUTER_PRODUCTS = 2**21
+"""Limit on multiplications for the outer products of a covariance update."""
 
 
-def takes(tensor: Tensor) -> bool:
-    """Whether it is there for tensors like this one."""
-    return len(VERSIONS) > 0 and tensor.dtype == torch.float32 and tensor.device.type == "cpu"
+def step_refusal(step: Step) -> str | None:
+    """Return why the step cannot be served, or None. Logits and weight may still be in half precision."""
+    refusal = _refusal(step.weight, step.labeled_logits, step.weak_logits, step.strong_logits)
+    if refusal is not None:
+        return refusal
+    num_classes = step.weight.shape[0]
+    if num_classes > MOST_CLASSES:
+        return f"more than {MOST_CLASSES} classes"
+    # C has a slot for every class; the other implementations never have more slots than samples.
+    return "fewer samples than classes" if num_classes > num_samples(step) else None
 
 
-def serves(count: int, weight: Tensor, covariance: Tensor) -> bool:
-    """Whether a step of this many samples is small enough, and has samples enough to give each class its own place."""
-    num_classes, num_features = weight.shape
-    products = num_classes**2 * num_features * (2 * num_classes + (num_features if covariance.dim() == 3 else 1))
-    return (
-        takes(weight)
-        and num_classes <= min(MOST_CLASSES, count)
-        and 2 * count * num_classes**2 <= MOST_PAIRS
-        and products <= MOST_PRODUCTS
+def step_pays(step: Step) -> bool:
+    """Return whether the step is small enough to be faster in C than in ATen operators."""
+    num_classes, num_features = step.weight.shape
+    width = num_features if step.covariance.dim() == 3 else 1
+    products = num_classes**2 * num_features * (2 * num_classes + width)
+    return 2 * num_samples(step) * num_classes**2 <= MOST_PAIRS and products <= MOST_PRODUCTS
+
+
+def update_refusal(covariance: Tensor, mean: Tensor, count: Tensor, features: Tensor) -> str | None:
+    """Return why the update cannot be served, or None. Features may still have another floating-point dtype."""
+    refusal = _refusal(covariance, mean, count)
+    if refusal is None and not (covariance.dtype == mean.dtype == torch.float32):
+        refusal = "statistics that are not float32"
+    if refusal is None and not (covariance.is_contiguous() and mean.is_contiguous() and count.is_contiguous()):
+        refusal = "statistics that are not contiguous"
+    return refusal
+
+
+def update_pays(covariance: Tensor, mean: Tensor, count: Tensor, features: Tensor) -> bool:
+    """Return whether the update is small enough to be faster in C than in ATen operators."""
+    width = features.shape[1] if covariance.dim() == 3 else 1
+    return features.numel() * width <= MOST_OUTER_PRODUCTS
+
+
+def labels_refusal(logits: Tensor) -> str | None:
+    """Return why class activation labels cannot be served, or None. Logits may still be in half precision."""
+    return _refusal(logits)
+
+
+_NOT_BUILT = "the C extension is not built; reinstall with a C compiler"
+
+
+def _refusal(*tensors: Tensor) -> str | None:
+    if not VERSIONS:
+        return _NOT_BUILT
+    for tensor in tensors:
+        if tensor.device != _CPU:  # much cheaper than device.type
+            return f"inputs on {tensor.device.type}"
+        if tensor.dtype == torch.float64:
+            return "float64 inputs"
+    return None
+
+
+def upper_bound(step: Step, upstream: Tensor | None, need_logits: bool, need_weight: bool) -> StepResult:
+    """Compute the terms, and the gradients of their sum weighted by upstream (3,), by default those of the total."""
+    num_classes, num_features = _sizes("weight", step.weight, 2)
+    num_labeled, num_unlabeled = *_sizes("labels", step.labels, 1), _sizes("candidates", step.candidates, 2)[0]
+    weight_shape, diagonal = (num_classes, num_features), step.covariance.dim() == 2
+    labeled_shape, unlabeled_shape = (num_labeled, num_classes), (num_unlabeled, num_classes)
+    expected = (  # dtype and shape of the fields of Step; see _dense
+        (None, labeled_shape),
+        (None, unlabeled_shape),
+        (None, unlabeled_shape),
+        (None, weight_shape),
+        (None, weight_shape if diagonal else (*weight_shape, num_features)),
+        (torch.int64, (num_labeled,)),
+        (torch.bool, unlabeled_shape),
+        (torch.int64, (num_unlabeled,)),
+        (torch.bool, labeled_shape),
+        (None, (num_classes,)),
     )
-
-
-def upper_bound(
-    labeled: Tensor,
-    strong: Tensor,
-    weak: Tensor,
-    weight: Tensor,
-    covariance: Tensor,
-    labels: Tensor,
-    pseudo_labels: Tensor,
-    candidates: Tensor,
-    labeled_candidates: Tensor | None,
-    thresholds: Tensor,
-    strength: float,
-    ss_weight: float,
-    beta: float,
-    argmax_in_candidates: bool,
-    need_logits: bool,
-    need_weight: bool,
-) -> tuple[Tensor, ...]:
-    """What the operator plsp::upper_bound returns."""
-    (num_labeled, num_classes), num_unlabeled, num_features = labeled.shape, weak.shape[0], weight.shape[1]
-    num_rows = num_labeled + 2 * num_unlabeled + (0 if labeled_candidates is None else num_labeled)
-    diagonal = covariance.dim() == 2
-    saves_product = need_weight and not diagonal
-    classifier = weight, covariance.to(weight.dtype)
-    sets = labels, pseudo_labels, candidates, labeled_candidates
-    inputs = (labeled, strong, weak, *classifier, *sets, thresholds.to(weight.dtype))
-    dense = [None if tensor is None else tensor.contiguous() for tensor in inputs]
-    outputs = (
-        weight.new_empty(4),
-        weight.new_empty((num_rows, num_classes) if need_logits else 0),
-        weight.new_empty(weight.shape if need_weight else 0),
-        weight.new_empty(num_rows, num_classes),
-        weight.new_empty(num_rows, num_classes),
-        weight.new_empty(weight.shape),
-        weight.new_empty(num_classes, num_classes, num_classes),
-        weight.new_empty(num_classes if saves_product else 0, num_classes, num_features),
-        weight.new_empty(num_unlabeled),
-        labels.new_empty(num_unlabeled),
-        candidates.new_empty(num_unlabeled),
+    if isinstance(step.thresholds, Tensor) and step.thresholds.dim() == 0:
+        step = replace(step, thresholds=step.thresholds.expand(num_classes))
+    inputs = [
+        None if value is None and name in _OPTIONAL else _dense(name, value, *wanted)
+        for name, value, wanted in zip(Step._fields, step, expected, strict=False)
+    ]
+    refusal = step_refusal(step)
+    if refusal is not None:
+        raise ValueError(f"impl='native' cannot serve this call: {refusal}")
+    weight = _dense("weight", step.weight, None, weight_shape)
+    result = StepResult(
+        total=weight.new_empty(()),
+        terms=weight.new_empty(3),
+        grad_logits=weight.new_empty((num_labeled + 2 * num_unlabeled, num_classes) if need_logits else 0),
+        grad_weight=weight.new_empty(weight_shape if need_weight else 0),
+        pseudo_labels=step.labels.new_empty(num_unlabeled if step.pseudo_labels is None else 0),
+        confidence=weight.new_empty(num_unlabeled),
+        prediction=step.labels.new_empty(num_unlabeled),
+        mask=step.candidates.new_empty(num_unlabeled),
     )
+    strength, ss_weight = float(step.strength), float(step.ss_weight)
+    weights = (ss_weight, ss_weight, 1.0) if upstream is None else upstream.tolist()
     _kernels.upper_bound(
-        len(VERSIONS) - 1,
+        _fastest_version(),
         (num_labeled, num_unlabeled, num_classes, num_features),
-        tuple(0 if tensor is None else tensor.data_ptr() for tensor in dense),
-        (strength, ss_weight, beta),
-        diagonal,
-        argmax_in_candidates,
-        tuple(tensor.data_ptr() for tensor in outputs),  # 0 for those that are empty
+        tuple(0 if tensor is None else tensor.data_ptr() for tensor in inputs),
+        (strength, ss_weight, step.beta, *weights),
+        (diagonal, step.argmax_in_candidates),
+        tuple(tensor.data_ptr() for tensor in result),  # empty tensors have address 0
     )
-    return outputs
-
-
-def serves_update(covariance: Tensor, mean: Tensor, count: Tensor, features: Tensor) -> bool:
-    """Whether an update of these statistics is small enough; they are written where they lie."""
-    in_place = covariance.is_contiguous() and mean.is_contiguous() and count.is_contiguous()
-    products = features.numel() * (features.shape[1] if covariance.dim() == 3 else 1)
-    return takes(covariance) and takes(mean) and in_place and products <= MOST_OUTER_PRODUCTS
+    return result
 
 
 def covariance_update(covariance: Tensor, mean: Tensor, count: Tensor, features: Tensor, labels: Tensor) -> None:
-    """As torch_impl.covariance_update."""
-    features, labels = features.contiguous(), labels.contiguous()
-    tensors = covariance, mean, count, features, labels
-    _kernels.covariance_update(
-        len(VERSIONS) - 1,
-        (*mean.shape, features.shape[0]),
-        tuple(tensor.data_ptr() for tensor in tensors),
-        covariance.dim() == 2,
+    """Same as torch_impl.covariance_update. The statistics are updated in place and must be contiguous."""
+    num_classes, num_features = _sizes("mean", mean, 2)
+    num_samples, diagonal = _sizes("features", features, 2)[0], covariance.dim() == 2
+    covariance_shape = (num_classes, num_features) if diagonal else (num_classes, num_features, num_features)
+    tensors = (
+        _dense("covariance", covariance, torch.float32, covariance_shape),
+        _dense("mean", mean, torch.float32, (num_classes, num_features)),
+        _dense("count", count, torch.int64, (num_classes,)),
+        _dense("features", features, None, (num_samples, num_features)),
+        _dense("labels", labels, torch.int64, (num_samples,)),
     )
-    # Autograd has not seen that they were written, and must know unless it never looks at them.
+    if tensors[0] is not covariance or tensors[1] is not mean or tensors[2] is not count:
+        raise ValueError("covariance, mean and count must be contiguous, because they are updated in place")
+    sizes, addresses = (num_classes, num_features, num_samples), tuple(tensor.data_ptr() for tensor in tensors)
+    _kernels.covariance_update(_fastest_version(), sizes, addresses, diagonal)
+    # Autograd does not see writes from C: bump the version counters, which inference tensors do not have.
     torch.autograd.graph.increment_version([state for state in tensors[:3] if not state.is_inference()])
 
 
 def class_activation_labels(logits: Tensor, candidates: Tensor) -> Tensor:
-    """As the function of the reference, for float32 on a CPU."""
-    labels = torch.empty(logits.shape[0], dtype=torch.int64)
-    logits, candidates = logits.contiguous(), candidates.contiguous()
-    count, num_classes = logits.shape
+    """Same as reference.class_activation_labels, for float32."""
+    count, num_classes = shape = _sizes("logits", logits, 2)
+    logits = _dense("logits", logits, torch.float32, shape)
+    candidates = _dense("candidates", candidates, torch.bool, shape)
+    labels = torch.empty(count, dtype=torch.int64)
     _kernels.class_activation_labels(count, num_classes, logits.data_ptr(), candidates.data_ptr(), labels.data_ptr())
     return labels
+
+
+def _fastest_version() -> int:
+    if not VERSIONS:
+        raise ValueError(_NOT_BUILT)
+    return len(VERSIONS) - 1
+
+
+_OPTIONAL = ("pseudo_labels", "labeled_candidates")
+
+
+def _sizes(name: str, tensor: Tensor, num_dims: int) -> torch.Size:
+    sizes = tensor.shape
+    if len(sizes) != num_dims:
+        raise ValueError(f"{name} must have {num_dims} dimension{'s' * (num_dims > 1)}, got shape {tuple(sizes)}")
+    return sizes
+
+
+def _dense(name: str, tensor: object, dtype: torch.dtype | None, shape: tuple[int, ...]) -> Tensor:
+    """Return the tensor as contiguous; raise unless it is on the CPU and has this dtype and shape.
+
+    dtype None accepts any floating-point dtype and converts to float32.
+    """
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+    if not tensor.is_cpu or tensor.layout != torch.strided:
+        raise ValueError(f"{name} must be a strided CPU tensor, got {tensor.layout} on {tensor.device}")
+    if tensor.shape != shape:
+        raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(tensor.shape)}")
+    if dtype is None and tensor.is_floating_point():
+        dtype, tensor = torch.float32, tensor if tensor.dtype == torch.float32 else tensor.to(torch.float32)
+    if tensor.dtype != dtype:
+        raise TypeError(f"{name} must be of {dtype or 'a floating-point dtype'}, got {tensor.dtype}")
+    return tensor.contiguous()

@@ -1,4 +1,4 @@
-/* 16 bytes are a register of every x86-64 and every 64-bit ARM processor. */
+/* Every x86-64 and 64-bit ARM processor has 16-byte registers. */
 #define LANES 4
 #define VERSION(name) name##_baseline
 #include "covariance_update.h"

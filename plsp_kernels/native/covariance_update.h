@@ -1,6 +1,6 @@
-/* Running class statistics, in the form that torch_impl/covariance_update.py derives from equation (17): a scaled Σ plus
- * the outer products of the centred members and of the shift of the mean. The scale m/M is written as 1 - m'/M, so that
- * an update that changes little is rounded once, where it is added. */
+/* Running class statistics as derived from equation (17) in torch_impl/covariance_update.py: a scaled Σ plus the outer
+ * products of the centred members and of the shift of the mean. The scale m/M is applied as 1 - m'/M, so a small update
+ * is rounded only once, in the final addition. */
 #include "native.h"
 
 #include <math.h>
@@ -9,7 +9,7 @@
 #include "lanes.h"
 #include "multiply.h"
 
-/* Class y with its members order[0] to order[count - 1]; `rows` has room for one row of lanes more, `outer` for d. */
+/* Updates class y with its members order[0] to order[count - 1]. Scratch: `rows` (count + 1, d), `outer` (d, d). */
 static void update_class(const struct statistics *state, int64_t y, const int64_t *order, int64_t count, lanes *rows,
                          lanes *outer)
 {
@@ -40,7 +40,7 @@ static void update_class(const struct statistics *state, int64_t y, const int64_
             *variance += share * (sum - members * *variance);
         }
     else {
-        multiply(outer, rows, (const float *)rows, stride, count + 1, d, width, 0);
+        multiply(outer, rows, (struct matrix){(const float *)rows, stride, count + 1, d}, width, 0);
         for (int64_t a = 0; a < d; ++a)
             for (int64_t c = 0; c < d; ++c) {
                 float *element = state->covariance + (y * d + a) * d + c;
@@ -53,7 +53,7 @@ enum outcome VERSION(covariance_update)(const struct statistics *state)
 {
     struct grouping groups = {0};
     lanes *rows = NULL;
-    enum outcome outcome = group_by_class(&groups, state->labels, state->num_samples, state->num_classes);
+    enum outcome outcome = group_by_class(&groups, state->labels, state->num_samples, state->num_classes, BAD_LABELS);
     if (outcome == DONE) {
         int64_t vectors = (state->num_samples + 1 + state->num_features) * width_of(state->num_features);
         rows = aligned_alloc(sizeof(lanes), (size_t)vectors * sizeof(lanes));

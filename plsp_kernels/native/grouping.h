@@ -1,4 +1,4 @@
-/* Samples by class. */
+/* Samples grouped by class. */
 #ifndef PLSP_GROUPING_H
 #define PLSP_GROUPING_H
 
@@ -15,15 +15,17 @@ static int all_below(const int64_t *numbers, int64_t count, int64_t limit)
     return below;
 }
 
-/* Samples in the order of their classes: those of class y are order[starts[y]] to order[starts[y + 1] - 1]. */
+/* Sample indices sorted by class: those of class y are order[starts[y]] to order[starts[y + 1] - 1]. */
 struct grouping {
     int64_t *order, *starts;
 };
 
-static enum outcome group_by_class(struct grouping *groups, const int64_t *classes, int64_t count, int64_t num_classes)
+/* Returns `bad` if a class is out of range. The caller frees groups->order. */
+static enum outcome group_by_class(struct grouping *groups, const int64_t *classes, int64_t count, int64_t num_classes,
+                                   enum outcome bad)
 {
     if (!all_below(classes, count, num_classes))
-        return OUT_OF_RANGE;
+        return bad;
     groups->order = malloc((size_t)(count + num_classes + 1) * sizeof(int64_t));
     if (groups->order == NULL)
         return NO_MEMORY;

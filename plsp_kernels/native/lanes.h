@@ -1,8 +1,8 @@
-/* LANES samples side by side.
+/* Vectors of LANES samples.
  *
- * Samples of one class share every number that belongs to a pair of classes, so whatever the number of classes, a block
- * of samples is vector arithmetic, which GCC and Clang offer as types. The functions below are accurate to a few units in
- * the last place, results below the smallest normal number are zero, and NaN goes through.
+ * Samples of one class share all per-pair coefficients, so a block of samples vectorises for any number of classes.
+ * Uses the vector extensions of GCC and Clang. The functions below are accurate to a few ulp, flush subnormal results
+ * to zero and propagate NaN.
  */
 #ifndef PLSP_LANES_H
 #define PLSP_LANES_H
@@ -35,14 +35,14 @@ INLINE lanes smaller(lanes a, lanes b)
     return select(a < b, a, b);
 }
 
-/* The nearest whole number, |x| < 2^22: adding 1.5 · 2^23 leaves no room for a fraction. */
+/* Nearest integer for |x| < 2^22: adding 1.5 · 2^23 rounds off the fraction. */
 INLINE lanes nearest(lanes x)
 {
     return (x + 12582912.0f) - 12582912.0f;
 }
 
-/* 2^n exp(r) for whole -126 <= n <= 126 and |r| <= log(2)/2. The polynomial is a least-squares fit at Chebyshev nodes,
- * relative error 1.1e-8. */
+/* 2^n exp(r) for integers -126 <= n <= 126 and |r| <= log(2)/2. The polynomial is a least-squares fit at Chebyshev
+ * nodes, relative error 1.1e-8. */
 INLINE lanes scaled_exp(lanes n, lanes r)
 {
     lanes p = all(0.001393373321629692f);
@@ -54,7 +54,7 @@ INLINE lanes scaled_exp(lanes n, lanes r)
     return power * (p * r * r + r + 1.0f);
 }
 
-/* log 2 as a short part, whose products with small whole numbers are exact, and the rest. */
+/* log 2 in two parts (Cody-Waite): products of the short part with small integers are exact. */
 #define LOG2_SHORT 0.693359375f
 #define LOG2_REST (-2.1219444005469058e-4f)
 #define LOG2_RECIPROCAL 1.4426950408889634f
@@ -69,7 +69,7 @@ INLINE lanes exp_below(lanes x)
     return select(underflows, all(0.0f), result);
 }
 
-/* 2 atanh(s) for 0 <= s <= 1/3; a fit of the same kind, relative error 4e-10. */
+/* 2 atanh(s) for 0 <= s <= 1/3, fitted like scaled_exp, relative error 4e-10. */
 INLINE lanes twice_atanh(lanes s)
 {
     lanes u = s * s, p = all(0.23244415889955838f);
@@ -99,8 +99,8 @@ INLINE lanes log1p_unit(lanes t)
 /* Φ(-x) / Φ(x) and its reciprocal for x = √2 · margin.
  *
  * Φ(-√2 y) = exp(-y²) erfcx(y) / 2, and (1 + 2y) erfcx(y) is smooth in t = (y - 3) / (y + 3) on all of [0, ∞): its
- * Chebyshev interpolant in t, cut after degree 11, relative error 1.7e-7. In exp(-y²), rounding y² would cost y² units in
- * the last place; with s = y rounded to 1/32 the square s² is exact, and y² - s² = (y - s)(y + s) is small.
+ * Chebyshev interpolant in t, truncated at degree 11, relative error 1.7e-7. Rounding y² in exp(-y²) would cost y² ulp;
+ * with s = y rounded to 1/32 the square s² is exact, and y² - s² = (y - s)(y + s) is small.
  */
 struct ratio {
     lanes value, reciprocal;
@@ -110,7 +110,7 @@ INLINE struct ratio normal_ratio(lanes margin)
 {
     lane_bits negative = margin < 0.0f;
     lanes size = select(negative, -margin, margin);
-    lane_bits underflows = size > 9.2f; /* there Φ(-x) is below the smallest normal number */
+    lane_bits underflows = size > 9.2f; /* Φ(-x) is below the smallest normal number */
     lanes y = select(underflows, all(9.2f), size);
     lanes t = (y - 3.0f) / (y + 3.0f), p = 7.731024224076895e-05f * t - 9.254516686923966e-05f;
     p = p * t - 0.0007264536790340485f;

@@ -1,4 +1,4 @@
-/* The Python module. Its functions take the addresses of tensors, which the Python side has checked. */
+/* The Python module. Its functions take addresses of tensors that __init__.py has validated. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -10,7 +10,7 @@ struct version {
     enum outcome (*covariance_update)(const struct statistics *);
 };
 
-/* Those that this processor can run, the fastest last. */
+/* Versions that this processor can run, fastest last. */
 static struct version versions[3];
 static int num_versions;
 
@@ -35,16 +35,17 @@ static int is_version(int version)
     return 0;
 }
 
-static PyObject *conclude(enum outcome outcome, const char *labels, long long num_classes)
+static PyObject *conclude(enum outcome outcome, long long num_classes)
 {
+    if (outcome == DONE)
+        Py_RETURN_NONE;
     if (outcome == NO_MEMORY)
         return PyErr_NoMemory();
-    if (outcome == OUT_OF_RANGE)
-        return PyErr_Format(PyExc_IndexError, "%s must lie in [0, %lld)", labels, num_classes);
-    Py_RETURN_NONE;
+    const char *name = outcome == BAD_LABELS ? "labels" : "pseudo_labels";
+    return PyErr_Format(PyExc_IndexError, "%s must lie in [0, %lld)", name, num_classes);
 }
 
-/* The addresses of a tuple; false, with an exception set, if it does not hold just as many. */
+/* Unpacks a tuple of `count` addresses; returns false, with an exception set, if it is anything else. */
 static int get_addresses(PyObject *tuple, void **addresses, Py_ssize_t count)
 {
     if (PyTuple_Size(tuple) != count) {
@@ -60,80 +61,55 @@ static int get_addresses(PyObject *tuple, void **addresses, Py_ssize_t count)
     return 1;
 }
 
+#define ONE_MORE(type, name) +1
+#define SET_STEP(type, name) step.name = *next++;
+#define SET_STATE(type, name) state.name = *next++;
+
 static PyObject *call_upper_bound(PyObject *module, PyObject *args)
 {
+    enum { NUM_INPUTS = STEP_INPUTS(ONE_MORE), NUM_OUTPUTS = STEP_OUTPUTS(ONE_MORE) };
     struct step step;
     int version;
-    long long num_labeled, num_unlabeled, num_classes, num_features;
     PyObject *inputs, *outputs;
-    void *in[10], *out[11];
+    void *arrays[NUM_INPUTS + NUM_OUTPUTS], **next = arrays;
     (void)module;
-    if (!PyArg_ParseTuple(args, "i(LLLL)O(fff)ppO", &version, &num_labeled, &num_unlabeled, &num_classes,
-                          &num_features, &inputs, &step.strength, &step.ss_weight, &step.beta, &step.diagonal,
-                          &step.argmax_in_candidates, &outputs))
+    float *upstream = step.upstream;
+    if (!PyArg_ParseTuple(args, "i(LLLL)O(ffffff)(pp)O", &version, &step.num_labeled, &step.num_unlabeled,
+                          &step.num_classes, &step.num_features, &inputs, &step.strength, &step.ss_weight, &step.beta,
+                          &upstream[0], &upstream[1], &upstream[2], &step.diagonal, &step.argmax_in_candidates,
+                          &outputs))
         return NULL;
-    if (!get_addresses(inputs, in, 10) || !get_addresses(outputs, out, 11))
+    if (!is_version(version) || !get_addresses(inputs, arrays, NUM_INPUTS) ||
+        !get_addresses(outputs, arrays + NUM_INPUTS, NUM_OUTPUTS))
         return NULL;
-    if (!is_version(version))
-        return NULL;
-    step.num_labeled = num_labeled;
-    step.num_unlabeled = num_unlabeled;
-    step.num_classes = num_classes;
-    step.num_features = num_features;
-    step.labeled = in[0];
-    step.strong = in[1];
-    step.weak = in[2];
-    step.weight = in[3];
-    step.covariance = in[4];
-    step.labels = in[5];
-    step.pseudo_labels = in[6];
-    step.candidates = in[7];
-    step.labeled_candidates = in[8];
-    step.thresholds = in[9];
-    step.values = out[0];
-    step.grad_rows = out[1];
-    step.grad_weight = out[2];
-    step.odds = out[3];
-    step.grad_odds = out[4];
-    step.centred = out[5];
-    step.gram = out[6];
-    step.product = out[7];
-    step.confidence = out[8];
-    step.prediction = out[9];
-    step.mask = out[10];
+    STEP_INPUTS(SET_STEP)
+    STEP_OUTPUTS(SET_STEP)
     enum outcome outcome;
     Py_BEGIN_ALLOW_THREADS
     outcome = versions[version].upper_bound(&step);
     Py_END_ALLOW_THREADS
-    return conclude(outcome, "labels and pseudo_labels", num_classes);
+    return conclude(outcome, step.num_classes);
 }
 
 static PyObject *call_covariance_update(PyObject *module, PyObject *args)
 {
+    enum { NUM_ARRAYS = STATISTICS(ONE_MORE) };
     struct statistics state;
     int version;
-    long long num_classes, num_features, num_samples;
-    PyObject *tensors;
-    void *addresses[5];
+    PyObject *addresses;
+    void *arrays[NUM_ARRAYS], **next = arrays;
     (void)module;
-    if (!PyArg_ParseTuple(args, "i(LLL)Op", &version, &num_classes, &num_features, &num_samples, &tensors,
-                          &state.diagonal))
+    if (!PyArg_ParseTuple(args, "i(LLL)Op", &version, &state.num_classes, &state.num_features, &state.num_samples,
+                          &addresses, &state.diagonal))
         return NULL;
-    if (!get_addresses(tensors, addresses, 5) || !is_version(version))
+    if (!is_version(version) || !get_addresses(addresses, arrays, NUM_ARRAYS))
         return NULL;
-    state.num_classes = num_classes;
-    state.num_features = num_features;
-    state.num_samples = num_samples;
-    state.covariance = addresses[0];
-    state.mean = addresses[1];
-    state.count = addresses[2];
-    state.features = addresses[3];
-    state.labels = addresses[4];
+    STATISTICS(SET_STATE)
     enum outcome outcome;
     Py_BEGIN_ALLOW_THREADS
     outcome = versions[version].covariance_update(&state);
     Py_END_ALLOW_THREADS
-    return conclude(outcome, "labels", num_classes);
+    return conclude(outcome, state.num_classes);
 }
 
 static PyObject *call_class_activation_labels(PyObject *module, PyObject *args)
@@ -152,11 +128,11 @@ static PyObject *call_class_activation_labels(PyObject *module, PyObject *args)
 
 static PyMethodDef methods[] = {
     {"covariance_update", call_covariance_update, METH_VARARGS,
-     "covariance_update(version, sizes, tensors, diagonal)"},
+     "covariance_update(version, sizes, arrays, diagonal)"},
     {"class_activation_labels", call_class_activation_labels, METH_VARARGS,
      "class_activation_labels(count, num_classes, logits, candidates, labels)"},
     {"upper_bound", call_upper_bound, METH_VARARGS,
-     "upper_bound(version, sizes, inputs, numbers, diagonal, argmax_in_candidates, outputs)"},
+     "upper_bound(version, sizes, inputs, numbers, flags, outputs)"},
     {NULL, NULL, 0, NULL},
 };
 

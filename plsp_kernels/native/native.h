@@ -3,50 +3,65 @@
 
 #include <stdint.h>
 
-/* One step of Bl + Bu samples with l classes and d features; all arrays are dense. A row of logits is a labelled sample,
- * a strong view, a weak view or, if there are labelled candidates, a labelled sample again: N rows in this order.
- * Outputs that are not wanted are NULL, each element of the others is written. */
+/* Every list of arrays is written once, as X(type, name); the structs below and the unpacking in module.c expand it.
+ * All arrays are dense. Bl + Bu samples, l classes, d features. */
+
+/* The arrays of Step, in the order of step.py. */
+#define STEP_INPUTS(X)                                                                     \
+    X(const float, labeled_logits)       /* (Bl, l) */                                     \
+    X(const float, weak_logits)          /* (Bu, l) */                                     \
+    X(const float, strong_logits)        /* (Bu, l) */                                     \
+    X(const float, weight)               /* (l, d) */                                      \
+    X(const float, covariance)           /* (l, d, d), or (l, d) if it is diagonal */      \
+    X(const int64_t, labels)             /* (Bl,) */                                       \
+    X(const uint8_t, candidates)         /* (Bu, l) */                                     \
+    X(const int64_t, pseudo_labels)      /* (Bu,), or NULL: choose them */                 \
+    X(const uint8_t, labeled_candidates) /* (Bl, l) or NULL */                             \
+    X(const float, thresholds)           /* (l,) */
+
+/* The arrays of StepResult, likewise. Arrays not requested are NULL; every element of the others is written. */
+#define STEP_OUTPUTS(X)                                                                    \
+    X(float, total)           /* (1,) */                                                   \
+    X(float, terms)           /* (3,): supervised, consistency, complementary */           \
+    X(float, grad_logits)     /* (Bl + 2 Bu, l) or NULL: labelled, strong, weak */         \
+    X(float, grad_weight)     /* (l, d) or NULL */                                         \
+    X(int64_t, chosen_labels) /* (Bu,), or NULL if there are pseudo_labels */              \
+    X(float, confidence)      /* (Bu,) */                                                  \
+    X(int64_t, prediction)    /* (Bu,) */                                                  \
+    X(uint8_t, mask)          /* (Bu,) */
+
+/* Running statistics of l classes, and a batch of N samples. */
+#define STATISTICS(X)                                                            \
+    X(float, covariance)     /* (l, d, d), or (l, d) if it is diagonal */        \
+    X(float, mean)           /* (l, d) */                                        \
+    X(int64_t, count)        /* (l,) */                                          \
+    X(const float, features) /* (N, d) */                                        \
+    X(const int64_t, labels) /* (N,) */
+
+#define MEMBER(type, name) type *name;
+
+enum term { SUPERVISED, CONSISTENCY, COMPLEMENTARY };
+
+/* Gradients are those of the loss Σ upstream · terms. */
 struct step {
-    int64_t num_labeled, num_unlabeled, num_classes, num_features;
-    const float *labeled, *strong, *weak; /* (Bl, l), (Bu, l), (Bu, l): logits */
-    const float *weight;                  /* (l, d) */
-    const float *covariance;              /* (l, d, d), or (l, d) if it is diagonal */
-    const int64_t *labels;                /* (Bl,) */
-    const int64_t *pseudo_labels;         /* (Bu,) */
-    const uint8_t *candidates;            /* (Bu, l) */
-    const uint8_t *labeled_candidates;    /* (Bl, l) or NULL */
-    const float *thresholds;              /* (l,) */
-    float strength, ss_weight, beta;
+    long long num_labeled, num_unlabeled, num_classes, num_features;
+    float strength, ss_weight, beta, upstream[3];
     int diagonal, argmax_in_candidates;
-    float *values;       /* (4,): total, supervised, consistency, complementary */
-    float *grad_rows;    /* (N, l) or NULL: of the total */
-    float *grad_weight;  /* (l, d) or NULL: of the total */
-    float *odds;         /* (N, l) */
-    float *grad_odds;    /* (N, l): of the term that the row feeds */
-    float *centred;      /* (l, d): the weight less its mean row */
-    float *gram;         /* (l, l, l): G_y = W Σ_y Wᵀ of the centred weight, zero for classes without a sample */
-    float *product;      /* (l, l, d) or NULL: T_y = W Σ_y, likewise */
-    float *confidence;   /* (Bu,) */
-    int64_t *prediction; /* (Bu,) */
-    uint8_t *mask;       /* (Bu,) */
+    STEP_INPUTS(MEMBER)
+    STEP_OUTPUTS(MEMBER)
 };
 
-/* Running statistics of l classes and a batch of N samples with d features. */
 struct statistics {
-    int64_t num_classes, num_features, num_samples;
-    float *covariance;     /* (l, d, d), or (l, d) if it is diagonal */
-    float *mean;           /* (l, d) */
-    int64_t *count;        /* (l,) */
-    const float *features; /* (N, d) */
-    const int64_t *labels; /* (N,) */
+    long long num_classes, num_features, num_samples;
     int diagonal;
+    STATISTICS(MEMBER)
 };
 
-/* OUT_OF_RANGE: a label or pseudo-label is no class; nothing was written. */
-enum outcome { DONE, NO_MEMORY, OUT_OF_RANGE };
+/* BAD_LABELS, BAD_PSEUDO_LABELS: a class number is out of range, and nothing was written. */
+enum outcome { DONE, NO_MEMORY, BAD_LABELS, BAD_PSEUDO_LABELS };
 
-/* The functions that are compiled for several kinds of processor: each such file says how many LANES a register of its
- * kind holds, and how its VERSION of a function is called. */
+/* Compiled once per instruction set, by a file that defines LANES, the floats in a register, and VERSION, which names
+ * its functions. */
 #define DECLARE(version)                                                     \
     enum outcome upper_bound_##version(const struct step *step);             \
     enum outcome covariance_update_##version(const struct statistics *state);
@@ -57,7 +72,7 @@ DECLARE(avx2)
 DECLARE(avx512)
 #endif
 
-/* Each row's candidate of highest z |z - 1|, the first of equals: logits and candidates (N, l), labels (N,). */
+/* The candidate with the highest z |z - 1| in each row of logits and candidates (N, l); ties go to the lowest class. */
 void class_activation_labels(int64_t count, int64_t num_classes, const float *logits, const uint8_t *candidates,
                              int64_t *labels);
 

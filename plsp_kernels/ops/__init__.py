@@ -1,8 +1,10 @@
-"""torch.library operators of the namespace `plsp`, and the autograd functions around them."""
+"""Operators of the `torch.library` namespace `plsp`, and the autograd functions that wrap them."""
 
+from plsp_kernels.ops.class_activation import class_activation_labels
 from plsp_kernels.ops.class_gram import ClassGram, PairQuadratic
 from plsp_kernels.ops.covariance_update import covariance_update
-from plsp_kernels.ops.log_odds import LogOdds, TargetLogOdds
+from plsp_kernels.ops.curriculum import curriculum_thresholds, curriculum_update
+from plsp_kernels.ops.log_odds import LogOdds
 from plsp_kernels.ops.probit import probit_probabilities
 from plsp_kernels.ops.upper_bound import upper_bound
 
@@ -10,8 +12,10 @@ __all__ = [
     "ClassGram",
     "LogOdds",
     "PairQuadratic",
-    "TargetLogOdds",
+    "class_activation_labels",
     "covariance_update",
+    "curriculum_thresholds",
+    "curriculum_update",
     "probit_probabilities",
     "upper_bound",
 ]

@@ -6,12 +6,10 @@ import torch
 from torch import Tensor
 
 from plsp_kernels.ops.registration import define_operator, first_order_only
-from plsp_kernels.torch_impl.class_gram import gram_gradient
+from plsp_kernels.quadratic import centred_rows, gram_gradient, quadratic_form
 
 
-def fake_class_gram(
-    weight: Tensor, covariance: Tensor, classes: Tensor, save_product: bool, impl: str
-) -> tuple[Tensor, Tensor]:
+def fake_class_gram(weight: Tensor, covariance: Tensor, classes: Tensor, save_product: bool) -> tuple[Tensor, Tensor]:
     (num_classes, num_features), num_slots = weight.shape, classes.shape[0]
     saved = num_slots if save_product and covariance.dim() == 3 else 0
     return (
@@ -21,7 +19,7 @@ def fake_class_gram(
 
 
 def _fake_class_gram_backward(
-    grad_gram: Tensor, weight: Tensor, covariance: Tensor, classes: Tensor, product: Tensor, impl: str
+    grad_gram: Tensor, weight: Tensor, covariance: Tensor, classes: Tensor, product: Tensor
 ) -> Tensor:
     return torch.empty_like(weight, memory_format=torch.contiguous_format)
 
@@ -37,23 +35,13 @@ class_gram_backward = define_operator(
 )
 
 
-def centred_rows(weight: Tensor) -> Tensor:
-    """The weight less its mean row, for functions of class-pair differences only.
-
-    All differences w_j - w_j' stay as they are, and G is no larger than they need, so less cancels in
-    G[j,j] + G[j',j'] - 2 G[j,j']. The gradient with respect to G has rows that sum to zero for the same reason, and so
-    the gradient of the centred weight is that of the weight.
-    """
-    return weight - weight.mean(0)
-
-
 def covariance_for_backward(covariance: Tensor) -> Tensor:
-    """Σ may move on before the backward, which needs T_y alone if Σ is full, and a copy if Σ is diagonal."""
+    """Return what the backward needs of Σ, which may be updated before it runs: nothing if full, a copy if diagonal."""
     return covariance.new_empty(0, *covariance.shape[1:]) if covariance.dim() == 3 else covariance.clone()
 
 
 class ClassGram(torch.autograd.Function):
-    """Gram matrices of the centred weight; the incoming gradient must be symmetric with rows that sum to zero."""
+    """Gram matrices of the centred weight. The upstream gradient must be symmetric with rows that sum to zero."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, covariance: Tensor, classes: Tensor, save_product: bool, impl: str) -> Tensor:
@@ -70,15 +58,11 @@ class ClassGram(torch.autograd.Function):
 
 
 class PairQuadratic(torch.autograd.Function):
-    """Q[j, j'] = G[j, j] + G[j', j'] - 2 G[j, j'], whose gradient is symmetric as ClassGram wants it."""
+    """Quadratic forms from Gram matrices. The gradient has the properties that ClassGram requires."""
 
     @staticmethod
     def forward(ctx: Any, gram: Tensor) -> Tensor:
-        diagonal = gram.diagonal(dim1=1, dim2=2)
-        quadratic = diagonal[:, :, None] + diagonal[:, None, :] - 2 * gram
-        # Zero where it is zero by definition, and not below where it cancels: two equal rows differ by nothing.
-        own = torch.eye(gram.shape[1], dtype=torch.bool, device=gram.device)
-        return quadratic.clamp(min=0).masked_fill(own, 0)
+        return quadratic_form(gram)
 
     @staticmethod
     @first_order_only

@@ -1,25 +1,16 @@
-"""plsp::covariance_update, which writes into the running statistics."""
+"""plsp::covariance_update, which updates the running statistics in place."""
 
-import torch
-from torch import Tensor
+from typing import Any
 
-from plsp_kernels.ops.registration import LIBRARY, without_autocast
-from plsp_kernels.torch_impl import covariance_update as _closed_form
-
-LIBRARY.define(
-    "covariance_update(Tensor(a!) covariance, Tensor(b!) mean, Tensor(c!) count, Tensor features, Tensor labels) -> ()",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
+from plsp_kernels.ops.registration import define_operator
 
 
-def _kernel(covariance: Tensor, mean: Tensor, count: Tensor, features: Tensor, labels: Tensor) -> None:
-    without_autocast(_closed_form, covariance, mean, count, features, labels)
-
-
-def _fake(covariance: Tensor, mean: Tensor, count: Tensor, features: Tensor, labels: Tensor) -> None:
+def _fake(*args: Any) -> None:
     return None
 
 
-LIBRARY.impl("covariance_update", _kernel, "CompositeExplicitAutograd")
-torch.library.register_fake("plsp::covariance_update", _fake, lib=LIBRARY)
-covariance_update = torch.ops.plsp.covariance_update.default
+covariance_update = define_operator(
+    "covariance_update(Tensor(a!) covariance, Tensor(b!) mean, Tensor(c!) count, Tensor features, Tensor labels,"
+    " str impl) -> ()",
+    _fake,
+)

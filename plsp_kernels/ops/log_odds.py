@@ -6,108 +6,70 @@ import torch
 from torch import Tensor
 
 from plsp_kernels.ops.registration import define_operator, first_order_only
+from plsp_kernels.rows import Rows
 
 
-def _fake_log_odds(logits: Tensor, gram: Tensor, slots: Tensor, strength: Tensor, impl: str) -> Tensor:
-    return torch.empty_like(logits, memory_format=torch.contiguous_format)
-
-
-def fake_gradients(logits: Tensor, gram: Tensor, need_logits: bool, need_gram: bool) -> tuple[Tensor, Tensor]:
+def fake_gradients(logits: Tensor, weight: Tensor, need_logits: bool, need_weight: bool) -> tuple[Tensor, Tensor]:
+    """Return two gradients with the shapes of the logits and of gram; those not needed are empty."""
     return (
         torch.empty_like(logits, memory_format=torch.contiguous_format) if need_logits else logits.new_empty(0),
-        torch.empty_like(gram, memory_format=torch.contiguous_format) if need_gram else gram.new_empty(0),
+        torch.empty_like(weight, memory_format=torch.contiguous_format) if need_weight else weight.new_empty(0),
     )
 
 
-def _fake_log_odds_backward(
-    grad_odds: Tensor,
-    logits: Tensor,
-    odds: Tensor,
-    gram: Tensor,
-    slots: Tensor,
-    strength: Tensor,
-    need_logits: bool,
-    need_gram: bool,
-    impl: str,
-) -> tuple[Tensor, Tensor]:
-    return fake_gradients(logits, gram, need_logits, need_gram)
+def _fake_log_odds(rows: Rows) -> Tensor:
+    return torch.empty_like(rows.logits, memory_format=torch.contiguous_format)
 
 
-def _fake_target_log_odds(
-    logits: Tensor, gram: Tensor, slots: Tensor, targets: Tensor, strength: Tensor, impl: str
-) -> Tensor:
-    return logits.new_empty(logits.shape[0])
+def _fake_target_log_odds(rows: Rows, targets: Tensor) -> Tensor:
+    return rows.logits.new_empty(rows.logits.shape[0])
 
 
-def _fake_target_log_odds_backward(
-    grad_odds: Tensor,
-    logits: Tensor,
-    odds: Tensor,
-    gram: Tensor,
-    slots: Tensor,
-    targets: Tensor,
-    strength: Tensor,
-    need_logits: bool,
-    need_gram: bool,
-    impl: str,
-) -> tuple[Tensor, Tensor]:
-    return fake_gradients(logits, gram, need_logits, need_gram)
+def _fake_backward(rows: Rows, *args: Any) -> tuple[Tensor, Tensor]:
+    need_logits, need_gram = args[-2:]
+    return fake_gradients(rows.logits, rows.gram, need_logits, need_gram)
 
 
 log_odds = define_operator(
-    "log_odds(Tensor logits, Tensor gram, Tensor slots, Tensor strength, str impl) -> Tensor", _fake_log_odds
+    "log_odds(Tensor logits, Tensor gram, Tensor slots, Tensor strength, str impl) -> Tensor", _fake_log_odds, Rows
 )
 log_odds_backward = define_operator(
-    "log_odds_backward(Tensor grad_odds, Tensor logits, Tensor odds, Tensor gram, Tensor slots, Tensor strength,"
-    " bool need_logits, bool need_gram, str impl) -> (Tensor, Tensor)",
-    _fake_log_odds_backward,
+    "log_odds_backward(Tensor logits, Tensor gram, Tensor slots, Tensor strength, Tensor log_odds,"
+    " Tensor grad_log_odds, bool need_logits, bool need_gram, str impl) -> (Tensor, Tensor)",
+    _fake_backward,
+    Rows,
 )
 target_log_odds = define_operator(
-    "target_log_odds(Tensor logits, Tensor gram, Tensor slots, Tensor targets, Tensor strength, str impl) -> Tensor",
+    "target_log_odds(Tensor logits, Tensor gram, Tensor slots, Tensor strength, Tensor targets, str impl) -> Tensor",
     _fake_target_log_odds,
+    Rows,
 )
 target_log_odds_backward = define_operator(
-    "target_log_odds_backward(Tensor grad_odds, Tensor logits, Tensor odds, Tensor gram, Tensor slots, Tensor targets,"
-    " Tensor strength, bool need_logits, bool need_gram, str impl) -> (Tensor, Tensor)",
-    _fake_target_log_odds_backward,
+    "target_log_odds_backward(Tensor logits, Tensor gram, Tensor slots, Tensor strength, Tensor targets,"
+    " Tensor log_odds, Tensor grad_log_odds, bool need_logits, bool need_gram, str impl) -> (Tensor, Tensor)",
+    _fake_backward,
+    Rows,
 )
 
 
 class LogOdds(torch.autograd.Function):
-    """Semantic log-odds of every class: log p = logsigmoid(odds), log(1 - p) = logsigmoid(-odds)."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, gram: Tensor, slots: Tensor, strength: Tensor, impl: str) -> Tensor:
-        odds = log_odds(logits, gram, slots, strength, impl)
-        ctx.save_for_backward(logits, odds, gram, slots, strength)
-        ctx.impl = impl
-        return odds
-
-    @staticmethod
-    @first_order_only
-    def backward(ctx: Any, grad_odds: Tensor) -> tuple[Tensor | None, ...]:
-        need_logits, need_gram = ctx.needs_input_grad[:2]
-        grad_logits, grad_gram = log_odds_backward(grad_odds, *ctx.saved_tensors, need_logits, need_gram, ctx.impl)
-        return grad_logits if need_logits else None, grad_gram if need_gram else None, None, None, None
-
-
-class TargetLogOdds(torch.autograd.Function):
-    """Semantic log-odds of one class per sample, at the cost of one column instead of all."""
+    """Semantic log-odds o of every class or, if targets are given, of one class per row: log p = logsigmoid(o),
+    log(1 - p) = logsigmoid(-o).
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, gram: Tensor, slots: Tensor, targets: Tensor, strength: Tensor, impl: str
+        ctx: Any, logits: Tensor, gram: Tensor, slots: Tensor, strength: Tensor, targets: Tensor | None, impl: str
     ) -> Tensor:
-        odds = target_log_odds(logits, gram, slots, targets, strength, impl)
-        ctx.save_for_backward(logits, odds, gram, slots, targets, strength)
-        ctx.impl = impl
-        return odds
+        given = (logits, gram, slots, strength) if targets is None else (logits, gram, slots, strength, targets)
+        result = (log_odds if targets is None else target_log_odds)(*given, impl)
+        ctx.save_for_backward(*given, result)
+        ctx.operator, ctx.impl = log_odds_backward if targets is None else target_log_odds_backward, impl
+        return result
 
     @staticmethod
     @first_order_only
-    def backward(ctx: Any, grad_odds: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         need_logits, need_gram = ctx.needs_input_grad[:2]
-        grad_logits, grad_gram = target_log_odds_backward(
-            grad_odds, *ctx.saved_tensors, need_logits, need_gram, ctx.impl
-        )
+        grad_logits, grad_gram = ctx.operator(*ctx.saved_tensors, grad, need_logits, need_gram, ctx.impl)
         return grad_logits if need_logits else None, grad_gram if need_gram else None, None, None, None, None

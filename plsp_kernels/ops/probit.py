@@ -4,15 +4,15 @@ import torch
 from torch import Tensor
 
 from plsp_kernels.ops.registration import define_operator
+from plsp_kernels.rows import Rows
 
 
-def _fake_probit_probabilities(
-    logits: Tensor, gram: Tensor, slots: Tensor, strength: Tensor, beta: float, impl: str
-) -> Tensor:
-    return torch.empty_like(logits, memory_format=torch.contiguous_format)
+def _fake(rows: Rows, beta: float) -> Tensor:
+    return torch.empty_like(rows.logits, memory_format=torch.contiguous_format)
 
 
 probit_probabilities = define_operator(
     "probit_probabilities(Tensor logits, Tensor gram, Tensor slots, Tensor strength, float beta, str impl) -> Tensor",
-    _fake_probit_probabilities,
+    _fake,
+    Rows,
 )

@@ -1,74 +1,75 @@
-"""How every operator of the namespace is registered.
+"""Registration of the operators of the namespace `plsp`.
 
-An operator's last argument, `str impl`, names the implementation ("torch" or "triton"); its Python function there has
-the operator's own name, unless the operator is composed of several. The strength λ, which grows during training, is a
-0-d tensor on the CPU to the operator and a number to its implementation: `torch.compile` would make a new graph for
-every value of a number.
+The last argument of an operator, `str impl`, names the implementation, which has a function of the operator's name. The
+leading flat arguments of the schema are packed into a structure (`Step`, `Rows`, `CurriculumBatch`) here and nowhere
+else. Numbers that change during training, such as λ, are 0-d tensors: `torch.compile` would specialise the graph on the
+value of a Python number. On the CPU, the host reads them without a sync; on another device, only kernels do.
 
-Autograd lives outside, in `autograd.Function`s: that is the cheapest call in eager mode, and `torch.compile` traces
-through it.
+Autograd lives outside the operators, in `autograd.Function`s: this has the lowest overhead in eager mode, and
+`torch.compile` traces through it.
 """
 
 import functools
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from plsp_kernels.curriculum import CurriculumBatch
+from plsp_kernels.dispatch import implementation
+from plsp_kernels.rows import Rows
+from plsp_kernels.step import Step
+
 LIBRARY = torch.library.Library("plsp", "DEF")
 KERNELS: dict[str, Callable[..., Any]] = {}
-"""What runs when an operator is called, by its name: for those who look into operators from outside."""
+"""Python function behind each operator, by name, for tools that record launches."""
 
 
-@functools.cache
-def implementation(impl: str) -> ModuleType:
-    """The package that has the functions of this implementation."""
-    # Imported on first use: neither of them, least of all Triton, is needed to import the package.
-    if impl == "triton":
-        from plsp_kernels import triton_impl
-
-        return triton_impl
-    from plsp_kernels import torch_impl
-
-    return torch_impl
-
-
-def without_autocast(function: Callable[..., Any], tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Call the function in the precision of its arguments, whatever autocast region surrounds it."""
-    device_type = tensor.device.type
+def without_autocast(device_type: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call the function with autocast disabled."""
     if not torch.is_autocast_enabled(device_type):
-        return function(tensor, *args, **kwargs)
+        return function(*args, **kwargs)
     with torch.autocast(device_type, enabled=False):
-        return function(tensor, *args, **kwargs)
+        return function(*args, **kwargs)
 
 
 def define_operator(
-    schema: str, fake: Callable[..., Any], compose: Callable[..., Any] | None = None
+    schema: str,
+    fake: Callable[..., Any],
+    structure: type[Step] | type[Rows] | type[CurriculumBatch] | None = None,
 ) -> Callable[..., Any]:
-    """Register `plsp::<schema>` with its fake implementation; returns the callable operator.
+    """Register `plsp::<schema>` with its fake implementation and return the callable operator.
 
-    It calls the implementation's function of the operator's name, or compose(impl, …) with the operator's other
-    arguments, which builds the operator from several functions.
+    The fake function takes the operator's arguments except `impl`, the leading ones packed into the structure. The
+    operator passes the same arguments to the implementation's function of its name.
     """
     name = schema.partition("(")[0]
 
+    def pack(args: tuple[Any, ...]) -> tuple[Any, ...]:
+        if structure is None:
+            return args
+        width = len(structure._fields)
+        return structure(*args[:width]), *args[width:]
+
     def kernel(*args: Any) -> Any:
-        *given, impl = (arg.item() if isinstance(arg, Tensor) and arg.dim() == 0 else arg for arg in args)
-        return getattr(implementation(impl), name)(*given) if compose is None else compose(impl, *given)
+        *given, impl = pack(args)
+        return getattr(implementation(impl), name)(*given)
+
+    def precise_kernel(tensor: Tensor, *args: Any) -> Any:
+        return without_autocast(tensor.device.type, kernel, tensor, *args)
 
     KERNELS[name] = kernel
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    LIBRARY.impl(name, functools.partial(without_autocast, kernel), "CompositeExplicitAutograd")
-    torch.library.register_fake(f"plsp::{name}", fake, lib=LIBRARY)
+    LIBRARY.impl(name, precise_kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"plsp::{name}", lambda *args: fake(*pack(args[:-1])), lib=LIBRARY)
     return getattr(torch.ops.plsp, name).default
 
 
 def first_order_only(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Refuse to be differentiated a second time, loudly.
+    """Raise an error on double backward.
 
-    PyTorch's own once_differentiable lets a second derivative pass as zero when the upstream gradient is a constant,
+    PyTorch's once_differentiable silently returns zero for it when the upstream gradient is a constant,
     as in `loss + gradient.square().sum()`.
     """
 
@@ -77,7 +78,7 @@ def first_order_only(backward: Callable[..., Any]) -> Callable[..., Any]:
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             raise RuntimeError(
                 "plsp_kernels cannot be differentiated twice: call backward or grad without create_graph=True, "
-                "or use impl='reference', which offers second derivatives"
+                "or use impl='reference', which supports second derivatives"
             )
         return backward(ctx, *grads)
 

@@ -5,246 +5,120 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plsp_kernels import native
-from plsp_kernels.ops.class_gram import centred_rows, class_gram_backward, covariance_for_backward, fake_class_gram
-from plsp_kernels.ops.log_odds import fake_gradients, log_odds_backward
-from plsp_kernels.ops.registration import define_operator, first_order_only, implementation
-from plsp_kernels.slots import class_slots
+from plsp_kernels.ops.registration import define_operator, first_order_only
+from plsp_kernels.semantic_loss import SemanticLoss
+from plsp_kernels.step import Step, StepResult, compute_dtype, replace
 
 
-def _rows_of_logits(labeled: Tensor, strong: Tensor, weak: Tensor, again: bool) -> Tensor:
-    """One row for each logsumexp of the loss (N, l): labelled rows serve twice if they have candidates too."""
-    return torch.cat([labeled, strong, weak, labeled] if again else [labeled, strong, weak])
-
-
-def _slots_of_rows(labels: Tensor, pseudo_labels: Tensor, num_classes: int, again: bool) -> tuple[Tensor, Tensor]:
-    """The distinct classes (U,), and the slot of each row (N,)."""
-    classes, slots = class_slots(torch.cat([labels, pseudo_labels]), num_classes)
-    labeled, unlabeled = slots.split([labels.shape[0], pseudo_labels.shape[0]])
-    return classes, torch.cat([slots, unlabeled, labeled] if again else [slots, unlabeled])
-
-
-def _compute_upper_bound(
-    impl: str,
-    labeled: Tensor,
-    strong: Tensor,
-    weak: Tensor,
-    weight: Tensor,
-    covariance: Tensor,
-    labels: Tensor,
-    pseudo_labels: Tensor,
-    candidates: Tensor,
-    labeled_candidates: Tensor | None,
-    thresholds: Tensor,
-    strength: float,
-    ss_weight: float,
-    beta: float,
-    argmax_in_candidates: bool,
-    need_logits: bool,
-    need_weight: bool,
-) -> tuple[Tensor, ...]:
-    numbers = strength, ss_weight, beta
-    flags = argmax_in_candidates, need_logits, need_weight
-    if impl == "torch" and native.serves(labels.shape[0] + candidates.shape[0], weight, covariance):
-        sets = labels, pseudo_labels, candidates, labeled_candidates
-        return native.upper_bound(labeled, strong, weak, weight, covariance, *sets, thresholds, *numbers, *flags)
-    functions, again = implementation(impl), labeled_candidates is not None
-    rows = _rows_of_logits(labeled, strong, weak, again)
-    classes, slots = _slots_of_rows(labels, pseudo_labels, weight.shape[0], again)
-    centred = centred_rows(weight).contiguous()
-    gram, product = functions.class_gram(centred, covariance, classes, need_weight)
-    values, odds, grad_odds, grad_rows, grad_gram, *chosen = functions.upper_bound(
-        rows, gram, slots, labels, candidates, labeled_candidates, thresholds, *numbers, *flags
-    )
-    grad_weight = weight.new_empty(0)
-    if need_weight:
-        grad_weight = functions.class_gram_backward(grad_gram, centred, covariance, classes, product)
-    return values, grad_rows, grad_weight, odds, grad_odds, centred, gram, product, *chosen
-
-
-def _fake_upper_bound(
-    labeled: Tensor,
-    strong: Tensor,
-    weak: Tensor,
-    weight: Tensor,
-    covariance: Tensor,
-    labels: Tensor,
-    pseudo_labels: Tensor,
-    candidates: Tensor,
-    labeled_candidates: Tensor | None,
-    thresholds: Tensor,
-    strength: Tensor,
-    ss_weight: Tensor,
-    beta: float,
-    argmax_in_candidates: bool,
-    need_logits: bool,
-    need_weight: bool,
-    impl: str,
-) -> tuple[Tensor, ...]:
-    again = labeled_candidates is not None
-    rows = _rows_of_logits(labeled, strong, weak, again)
-    classes, _ = _slots_of_rows(labels, pseudo_labels, weight.shape[0], again)
-    num_unlabeled = candidates.shape[0]
-    return (
-        rows.new_empty(4),
-        *fake_gradients(rows, weight, need_logits, need_weight),
-        torch.empty_like(rows),
-        torch.empty_like(rows),
-        weight.new_empty(weight.shape),
-        *fake_class_gram(weight, covariance, classes, need_weight, impl),
-        rows.new_empty(num_unlabeled),
-        labels.new_empty(num_unlabeled),
-        candidates.new_empty(num_unlabeled),
+def _fake_upper_bound(step: Step, upstream: Tensor | None, need_logits: bool, need_weight: bool) -> StepResult:
+    num_labeled, num_unlabeled = step.labels.shape[0], step.candidates.shape[0]
+    num_classes, num_features = step.weight.shape
+    result = step.weight.new_empty(0, dtype=compute_dtype(step))
+    return StepResult(
+        total=result.new_empty(()),
+        terms=result.new_empty(3),
+        grad_logits=result.new_empty(num_labeled + 2 * num_unlabeled, num_classes) if need_logits else result,
+        grad_weight=result.new_empty(num_classes, num_features) if need_weight else result.new_empty(0),
+        pseudo_labels=step.labels.new_empty(num_unlabeled if step.pseudo_labels is None else 0),
+        confidence=result.new_empty(num_unlabeled),
+        prediction=step.labels.new_empty(num_unlabeled),
+        mask=step.candidates.new_empty(num_unlabeled),
     )
 
 
+# upstream (3,): weights of the terms in the scalar that is differentiated; None for those of the total, (γ, γ, 1).
 _upper_bound = define_operator(
-    "upper_bound(Tensor labeled, Tensor strong, Tensor weak, Tensor weight, Tensor covariance, Tensor labels,"
-    " Tensor pseudo_labels, Tensor candidates, Tensor? labeled_candidates, Tensor thresholds, Tensor strength,"
-    " Tensor ss_weight, float beta, bool argmax_in_candidates, bool need_logits, bool need_weight, str impl)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "upper_bound(Tensor labeled_logits, Tensor weak_logits, Tensor strong_logits, Tensor weight, Tensor covariance,"
+    " Tensor labels, Tensor candidates, Tensor? pseudo_labels, Tensor? labeled_candidates, Tensor thresholds,"
+    " Tensor strength, Tensor ss_weight, float beta, bool argmax_in_candidates, Tensor? upstream, bool need_logits,"
+    " bool need_weight, str impl) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _fake_upper_bound,
-    _compute_upper_bound,
+    Step,
 )
 
 
-def upper_bound(
-    labeled: Tensor,
-    strong: Tensor,
-    weak: Tensor,
-    weight: Tensor,
-    covariance: Tensor,
-    labels: Tensor,
-    pseudo_labels: Tensor,
-    candidates: Tensor,
-    labeled_candidates: Tensor | None,
-    thresholds: Tensor,
-    strength: Tensor,
-    ss_weight: Tensor,
-    beta: float,
-    argmax_in_candidates: bool,
-    impl: str,
-) -> tuple[Tensor, ...]:
-    """Total, supervised, consistency and complementary (0-d), and confidence, prediction and mask of the unlabelled
-    batch. Logits (Bl, l), (Bu, l), (Bu, l) and weight are of one dtype.
+def upper_bound(step: Step, impl: str) -> SemanticLoss:
+    """Compute the loss of a checked step.
 
-    The total is what is trained with, so its gradients are computed along with it, from the same intermediate results.
-    The terms have a backward of their own, which costs nothing unless one of them is differentiated by itself.
+    Training uses the total, so the forward pass computes its gradients from the same intermediate results. A single
+    term is differentiated by computing the step again with other weights of the terms.
     """
-    differentiable = labeled, strong, weak, weight
+    differentiable = step.labeled_logits, step.weak_logits, step.strong_logits, step.weight
     needs = [torch.is_grad_enabled() and tensor.requires_grad for tensor in differentiable]
     with torch.no_grad():
-        values, *computed, confidence, prediction, mask = _upper_bound(
-            *differentiable,
-            covariance,
-            labels,
-            pseudo_labels,
-            candidates,
-            labeled_candidates,
-            thresholds,
-            strength,
-            ss_weight,
-            beta,
-            argmax_in_candidates,
-            any(needs[:3]),
-            needs[3],
-            impl,
-        )
-        kept = covariance_for_backward(covariance)
-    grad_rows, grad_weight, *for_terms = computed
-    again = labeled_candidates is not None
-    total = _Total.apply(*differentiable, values, grad_rows, grad_weight, again)
-    terms = _Terms.apply(*differentiable, values, *for_terms, kept, labels, pseudo_labels, strength, again, impl)
-    return total, *terms.unbind(), confidence, prediction, mask
-
-
-def _gradients_of_logits(grad_rows: Tensor, num_labeled: int, num_unlabeled: int, again: bool) -> tuple[Tensor, ...]:
-    """Of the labelled, the strong and the weak logits, from those of the rows they serve in."""
-    sizes = [num_labeled, num_unlabeled, num_unlabeled]
-    grad_labeled, *grad_views = grad_rows.split([*sizes, num_labeled] if again else sizes)
-    if again:
-        grad_labeled = grad_labeled + grad_views.pop()
-    return grad_labeled, *grad_views
+        result = StepResult(*_upper_bound(*step, None, any(needs[:3]), needs[3], impl))
+    if step.pseudo_labels is None:
+        step = replace(step, pseudo_labels=result.pseudo_labels)
+    total = _Total.apply(*differentiable, result.total, result.grad_logits, result.grad_weight)
+    supervised, consistency, complementary = _Terms.apply(*step, result.terms, impl).unbind()
+    assert step.pseudo_labels is not None
+    decisions = step.pseudo_labels, result.confidence, result.prediction, result.mask
+    return SemanticLoss(total, supervised, consistency, complementary, *decisions)
 
 
 class _Total(torch.autograd.Function):
-    """The first of the values, whose gradients are known."""
+    """The total. Its gradients are computed in the forward pass."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        labeled: Tensor,
-        strong: Tensor,
-        weak: Tensor,
-        weight: Tensor,
-        values: Tensor,
-        grad_rows: Tensor,
-        grad_weight: Tensor,
-        again: bool,
-    ) -> Tensor:
-        ctx.save_for_backward(grad_rows, grad_weight)
-        ctx.layout = labeled.shape[0], strong.shape[0], again
-        return values[0].clone()
+    def forward(ctx: Any, labeled: Tensor, weak: Tensor, strong: Tensor, weight: Tensor, *known: Tensor) -> Tensor:
+        total, *gradients = known
+        ctx.save_for_backward(*gradients)
+        ctx.num_labeled, ctx.dtypes = labeled.shape[0], (labeled.dtype, weak.dtype, strong.dtype, weight.dtype)
+        return _as_output(ctx, total)
 
     @staticmethod
     @first_order_only
     def backward(ctx: Any, grad_total: Tensor) -> tuple[Tensor | None, ...]:
-        grad_rows, grad_weight = ctx.saved_tensors
-        grad_logits: tuple[Tensor | None, ...] = (None, None, None)
-        if any(ctx.needs_input_grad[:3]):
-            grad_logits = _gradients_of_logits(grad_rows * grad_total, *ctx.layout)
-        return (*grad_logits, grad_weight * grad_total if ctx.needs_input_grad[3] else None, *[None] * 4)
+        grad_logits, grad_weight = ctx.saved_tensors
+        *dtypes, weight_dtype = ctx.dtypes
+        # Logits of one dtype, the usual case, are scaled and rounded in one launch.
+        logits_dtype = dtypes[0] if dtypes[0] == dtypes[1] == dtypes[2] else grad_logits.dtype
+        scaled = _scaled(grad_logits, grad_total, logits_dtype), _scaled(grad_weight, grad_total, weight_dtype)
+        return *_gradients_of_inputs(ctx, *scaled), None, None, None
 
 
 class _Terms(torch.autograd.Function):
-    """The three other values. Every row of logits feeds one of them only, so the forward already knows the derivative
-    of each with respect to the odds; the backward weighs it with the upstream gradient and pulls it through the odds.
+    """The three terms. The backward computes the step again, so they hold references to its inputs only.
+
+    Σ is not copied: autograd raises an error if it was updated in place before a term is differentiated.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        labeled: Tensor,
-        strong: Tensor,
-        weak: Tensor,
-        weight: Tensor,
-        values: Tensor,
-        odds: Tensor,
-        grad_odds: Tensor,
-        centred: Tensor,
-        gram: Tensor,
-        product: Tensor,
-        covariance: Tensor,
-        labels: Tensor,
-        pseudo_labels: Tensor,
-        strength: Tensor,
-        again: bool,
-        impl: str,
-    ) -> Tensor:
-        logits, classifier = (labeled, strong, weak), (centred, covariance, product)
-        ctx.save_for_backward(*logits, *classifier, odds, grad_odds, gram, labels, pseudo_labels, strength)
-        ctx.again, ctx.impl = again, impl
-        return values[1:].clone()
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        *tensors, ctx.beta, ctx.argmax_in_candidates, terms, ctx.impl = given
+        ctx.save_for_backward(*tensors)
+        ctx.num_labeled, ctx.dtypes = tensors[0].shape[0], tuple(tensor.dtype for tensor in tensors[:4])
+        return _as_output(ctx, terms)
 
     @staticmethod
     @first_order_only
     def backward(ctx: Any, grad_terms: Tensor) -> tuple[Tensor | None, ...]:
-        labeled, strong, weak, centred, covariance, product, *computed = ctx.saved_tensors
-        odds, grad_odds, gram, labels, pseudo_labels, strength = computed
+        step = *ctx.saved_tensors, ctx.beta, ctx.argmax_in_candidates
         need_logits, need_weight = any(ctx.needs_input_grad[:3]), ctx.needs_input_grad[3]
-        rows = _rows_of_logits(labeled, strong, weak, ctx.again)
-        classes, slots = _slots_of_rows(labels, pseudo_labels, centred.shape[0], ctx.again)
-        layout = labeled.shape[0], strong.shape[0]
-        rows_per_term = *layout, rows.shape[0] - sum(layout)
-        upstream = [grad.expand(count) for grad, count in zip(grad_terms.unbind(), rows_per_term, strict=True)]
-        weighted = grad_odds * torch.cat(upstream)[:, None]
-        grad_rows, grad_gram = log_odds_backward(
-            weighted, rows, odds, gram, slots, strength, need_logits, need_weight, ctx.impl
-        )
-        grad_logits: tuple[Tensor | None, ...] = (None, None, None)
-        if need_logits:
-            grad_logits = _gradients_of_logits(grad_rows, *layout, ctx.again)
-        grad_weight = None
-        if need_weight:
-            grad_weight = class_gram_backward(grad_gram, centred, covariance, classes, product, ctx.impl)
-        return (*grad_logits, grad_weight, *[None] * 12)
+        result = StepResult(*_upper_bound(*step, grad_terms, need_logits, need_weight, ctx.impl))
+        unneeded = len(Step._fields) - 4 + 2
+        return *_gradients_of_inputs(ctx, result.grad_logits, result.grad_weight), *[None] * unneeded
+
+
+def _as_output(ctx: Any, result: Tensor) -> Tensor:
+    """Return a result of the operator from a forward: the tensor itself, or a copy where the compiler needs one."""
+    if torch.compiler.is_compiling():
+        return result.clone()
+    ctx.mark_dirty(result)
+    return result
+
+
+def _scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.mul(gradient, factor, out=torch.empty_like(gradient, dtype=dtype))
+
+
+def _gradients_of_inputs(ctx: Any, grad_logits: Tensor, grad_weight: Tensor) -> tuple[Tensor | None, ...]:
+    """Return the gradients of labelled, weak and strong logits and of the weight, each in the dtype of its input."""
+    gradients: list[Tensor | None] = [None] * 4
+    if any(ctx.needs_input_grad[:3]):
+        num_unlabeled = (grad_logits.shape[0] - ctx.num_labeled) // 2
+        labeled, strong, weak = grad_logits.split([ctx.num_labeled, num_unlabeled, num_unlabeled])
+        gradients[:3] = labeled, weak, strong
+    if ctx.needs_input_grad[3]:
+        gradients[3] = grad_weight
+    return tuple(None if found is None else found.to(dtype) for found, dtype in zip(gradients, ctx.dtypes, strict=True))

@@ -1,47 +1,65 @@
-"""Class Gram matrices G_y = W Σ_y Wᵀ, from which every quadratic form of class pairs follows:
-
-Q_y[j, j'] = (w_j - w_j')ᵀ Σ_y (w_j - w_j') = G_y[j, j] + G_y[j', j'] - 2 G_y[j, j'].
-"""
+"""Class Gram matrices G_y = W Σ_y Wᵀ, from which every quadratic form of class pairs follows (`quadratic.py`)."""
 
 import torch
 from torch import Tensor
 
 from plsp_kernels.torch_impl.chunks import chunk_slices
 
+_BLOCK_ROWS = 256  # rows of G in one product
+_GATHERED_FEATURES = 128  # up to this many, copying Σ_y is cheaper than an operator call for each class
+
 
 def class_gram(weight: Tensor, covariance: Tensor, classes: Tensor, save_product: bool) -> tuple[Tensor, Tensor]:
-    """G_y for each slot of `classes`, and T_y = W Σ_y for the backward.
+    """Compute G_y for each slot of `classes`, and T_y = W Σ_y for the backward.
 
     weight (l, d) float32 or float64; covariance (l, d, d), or (l, d) for diagonals; classes (U,) int64, where -1 marks
-    an empty slot at the end, whose matrices are zero. Returns gram (U, l, l) and product (U, l, d); product is empty
-    unless it is asked for and the covariance is full.
+    an unused slot at the end, whose matrices are zero. Returns gram (U, l, l) and product (U, l, d); product is empty
+    unless save_product is set and the covariance is full.
     """
-    num_classes, num_features = weight.shape
-    num_slots = classes.shape[0]
+    (num_classes, num_features), num_slots = weight.shape, classes.shape[0]
     gram = weight.new_empty(num_slots, num_classes, num_classes)
-    if covariance.dim() == 2:
-        _diagonal_gram(weight, covariance, classes, gram)
-        return gram, weight.new_empty(0, num_classes, num_features)
-    product = weight.new_empty(num_slots, num_classes, num_features)
-    _weight_times_covariance(weight, covariance, classes, product)
-    torch.mm(product.view(-1, num_features), weight.t(), out=gram.view(-1, num_classes))
-    return gram, product if save_product else product.new_empty(0, num_classes, num_features)
+    if covariance.dim() == 3:
+        product = weight.new_empty(num_slots, num_classes, num_features)
+        write_class_gram(weight, covariance, classes, gram, product)
+        return gram, product if save_product else product.new_empty(0, num_classes, num_features)
+    for part in chunk_slices(num_slots, weight.numel(), weight.dtype):
+        product = weight.new_empty(part.stop - part.start, num_classes, num_features)
+        write_class_gram(weight, covariance, classes[part], gram[part], product)
+    return gram, weight.new_empty(0, num_classes, num_features)
+
+
+def write_class_gram(weight: Tensor, covariance: Tensor, classes: Tensor, gram: Tensor, product: Tensor) -> None:
+    """Write G_y to gram (U, l, l) and T_y to product (U, l, d)."""
+    if covariance.dim() == 3:
+        _weight_times_covariance(weight, covariance, classes, product)
+    else:
+        torch.mul(weight, _slot_variances(covariance, classes, weight.dtype)[:, None, :], out=product)
+    num_slots, num_classes, num_features = product.shape
+    if num_classes < 2 * _BLOCK_ROWS:
+        torch.mm(product.view(-1, num_features), weight.t(), out=gram.view(-1, num_classes))
+        return
+    # G is symmetric: a block of rows needs only the columns up to its end, and the others are copied.
+    for slot in range(num_slots):
+        for start in range(0, num_classes, _BLOCK_ROWS):
+            stop = min(start + _BLOCK_ROWS, num_classes)
+            torch.mm(product[slot, start:stop], weight[:stop].t(), out=gram[slot, start:stop, :stop])
+            gram[slot, :start, start:stop] = gram[slot, start:stop, :start].t()
 
 
 def _weight_times_covariance(weight: Tensor, covariance: Tensor, classes: Tensor, product: Tensor) -> None:
     num_slots, num_classes, num_features = product.shape
-    if weight.device.type != "cpu":
-        # Reading the class numbers on the host would wait for the device: gather, a chunk at a time.
+    if weight.device.type != "cpu" or num_features <= _GATHERED_FEATURES:
+        # Gather Σ, one chunk at a time. On other devices, reading the class numbers would need a host sync.
         for part in chunk_slices(num_slots, num_features**2, weight.dtype):
             selected = covariance[classes[part].clamp(min=0)].to(weight.dtype)
             torch.bmm(weight.expand(selected.shape[0], num_classes, num_features), selected, out=product[part])
-        product.mul_((classes >= 0)[:, None, None])
+        product.masked_fill_((classes < 0)[:, None, None], 0)
         return
     numbers = classes.tolist()
     if covariance.dtype == weight.dtype and numbers == list(range(num_classes)):
         torch.bmm(weight.expand(num_slots, num_classes, num_features), covariance, out=product)
         return
-    # One GEMM per class reads Σ_y where it lies; gathering the matrices first costs as much as multiplying them.
+    # One GEMM per class reads Σ_y in place; gathering the matrices first would cost as much as multiplying them.
     for slot, y in enumerate(numbers):
         if y < 0:
             product[slot:].zero_()
@@ -49,16 +67,8 @@ def _weight_times_covariance(weight: Tensor, covariance: Tensor, classes: Tensor
         torch.mm(weight, covariance[y].to(weight.dtype), out=product[slot])
 
 
-def _diagonal_gram(weight: Tensor, covariance: Tensor, classes: Tensor, gram: Tensor) -> None:
-    num_classes, num_features = weight.shape
-    variances = _slot_variances(covariance, classes, weight.dtype)
-    for part in chunk_slices(classes.shape[0], weight.numel(), weight.dtype):
-        product = weight * variances[part, None, :]
-        torch.mm(product.reshape(-1, num_features), weight.t(), out=gram[part].view(-1, num_classes))
-
-
 def _slot_variances(covariance: Tensor, classes: Tensor, dtype: torch.dtype) -> Tensor:
-    """The diagonal of Σ for every slot, zero for empty slots: (U, d)."""
+    """Diagonal of Σ for every slot, zero for unused slots: (U, d)."""
     return covariance[classes.clamp(min=0)].to(dtype) * (classes >= 0)[:, None]
 
 
@@ -77,11 +87,3 @@ def class_gram_backward(
         rows = torch.mm(grad_gram[part].reshape(-1, num_classes), weight).view(-1, num_classes, num_features)
         grad_weight += rows.mul_(variances[part, None, :]).sum(0)
     return grad_weight.mul_(2)
-
-
-def gram_gradient(pair_grad: Tensor) -> Tensor:
-    """From D = ∂L/∂Q (U, l, l) to the symmetric ∂L/∂G = diag(S 1) - S with S = D + Dᵀ; its rows sum to zero."""
-    symmetric = pair_grad + pair_grad.mT
-    row_sums = symmetric.sum(-1)
-    symmetric.neg_().diagonal(dim1=1, dim2=2).add_(row_sums)
-    return symmetric

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from plsp_kernels import native
-from plsp_kernels.slots import class_slots
+from plsp_kernels.rows import class_slots
 
 
 def covariance_update(covariance: Tensor, mean: Tensor, count: Tensor, features: Tensor, labels: Tensor) -> None:
@@ -14,16 +13,14 @@ def covariance_update(covariance: Tensor, mean: Tensor, count: Tensor, features:
 
         Σ ← (m/M) Σ + (1/M) ( Σ_i (f_i - μ')(f_i - μ')ᵀ + (m m'/M) (μ - μ')(μ - μ')ᵀ ),    μ ← μ + (m'/M) (μ' - μ):
 
-    a scaled Σ plus a sum of outer products, one of them of the shift of the mean. Both summands are positive
-    semi-definite and symmetric, so Σ stays so to rounding however often it is updated.
+    a scaled Σ plus a sum of outer products, including that of the shift of the mean. Both summands are symmetric
+    positive semi-definite, so Σ remains so up to rounding after any number of updates.
     """
     if features.shape[0] == 0:
         return
-    if native.serves_update(covariance, mean, count, features):
-        native.covariance_update(covariance, mean, count, features, labels)
-        return
+    features = features.to(mean.dtype)
     classes, slots = class_slots(labels, count.shape[0])
-    present = classes.clamp(min=0)  # empty slots point at class 0 and change nothing there
+    present = classes.clamp(min=0)  # unused slots point at class 0 and add zero to it
     members = (slots == torch.arange(classes.shape[0], device=slots.device)[:, None]).to(mean.dtype)  # (U, N)
     new = members.sum(1)
     old = count.index_select(0, present).to(mean.dtype)
@@ -40,26 +37,33 @@ def covariance_update(covariance: Tensor, mean: Tensor, count: Tensor, features:
         decay = (new / total)[:, None] * covariance[present]
         covariance.index_add_(0, present, scatter / total[:, None] - decay)
     elif covariance.device.type == "cpu":
-        _update_in_place(covariance, present, slots, centred, shift * shift_weight.sqrt()[:, None], old, new)
+        rows = _rows_by_slot(centred, shift * shift_weight.sqrt()[:, None], slots)
+        _update_in_place(covariance, present, rows, old, new)
     else:
-        # Static shapes and no look at the class numbers, so that nothing waits for the device.
+        # Static shapes, and class numbers are never read on the host: no host sync.
         scatter = torch.bmm((members[:, :, None] * centred).mT, centred.expand(new.shape[0], -1, -1))
         scatter += shift_weight[:, None, None] * shift[:, :, None] * shift[:, None, :]
         decay = (new / total)[:, None, None] * covariance[present]
         covariance.index_add_(0, present, scatter / total[:, None, None] - decay)
 
 
-def _update_in_place(
-    covariance: Tensor, classes: Tensor, slots: Tensor, centred: Tensor, shift: Tensor, old: Tensor, new: Tensor
-) -> None:
-    """One GEMM per class of the batch, each passing over its Σ once, where it lies."""
-    # Rows sorted by slot, each slot's shift of the mean beside its members.
+def _rows_by_slot(centred: Tensor, shift: Tensor, slots: Tensor) -> Tensor:
+    """Sort the rows by slot, the shift of the mean of each slot next to its members."""
     order = torch.cat([slots, torch.arange(shift.shape[0])]).argsort()
-    rows = torch.cat([centred, shift]).index_select(0, order)
-    start = 0
+    return torch.cat([centred, shift]).index_select(0, order)
+
+
+def _update_in_place(covariance: Tensor, classes: Tensor, rows: Tensor, old: Tensor, new: Tensor) -> None:
+    """Update Σ in place with one GEMM per class of the batch.
+
+    The change is applied by one addition. A change below the last place of Σ leaves it unaltered, whereas scaling Σ by
+    m/M would round every element in every update.
+    """
+    start, change = 0, torch.empty_like(covariance[0])
     for y, m, added in zip(classes.tolist(), old.tolist(), new.tolist(), strict=True):
         stop = start + int(added) + 1
         if added:
             members = rows[start:stop]
-            covariance[y].addmm_(members.t(), members, beta=m / (m + added), alpha=1 / (m + added))
+            torch.addmm(covariance[y], members.t(), members, beta=-added, out=change)
+            covariance[y].add_(change, alpha=1 / (m + added))
         start = stop

@@ -1,4 +1,4 @@
-"""Products of each sample's row with the matrix of its class, as few large GEMMs instead of a gathered copy."""
+"""Products of each sample's row with the matrix of its class, as a few large GEMMs without gathering the matrices."""
 
 from typing import NamedTuple, Protocol
 
@@ -7,11 +7,11 @@ from torch import Tensor
 
 from plsp_kernels.torch_impl.chunks import PAIR_BYTES
 
-_WIDE_COLUMNS = 512  # up to this many columns U·l, multiplying with every matrix is cheaper than sorting
+_WIDE_COLUMNS = 512  # up to this many columns U·l, multiplying by every matrix is cheaper than sorting
 
 
 class Spread(NamedTuple):
-    """One row per sample (N, l), and the rows laid out by slot."""
+    """One row per sample (N, l), and the same rows arranged by slot."""
 
     rows: Tensor
     by_slot: Tensor
@@ -21,17 +21,17 @@ class Groups(Protocol):
     num_slots: int
 
     def spread(self, rows: Tensor) -> Spread:
-        """Lay the rows out for the products below."""
+        """Arrange the rows for the products below."""
 
     def multiply(self, rows: Spread, matrices: Tensor) -> Tensor:
         """rows[i] @ matrices[slots[i]]: (N, l) and (U, l, l) to (N, l)."""
 
-    def outer(self, left: Spread, right: Spread) -> Tensor:
-        """Σ_{i in slot} left[i] right[i]ᵀ: twice (N, l) to (U, l, l)."""
+    def symmetric_outer(self, left: Spread, right: Spread, out: Tensor | None) -> Tensor:
+        """Σ_{i in slot} (left[i] right[i]ᵀ + right[i] left[i]ᵀ): twice (N, l) to (U, l, l)."""
 
 
 def group_by_slot(slots: Tensor, matrices: Tensor) -> Groups | None:
-    """The cheaper grouping for these samples, or None if it would exceed the memory budget of pair work."""
+    """Return the cheaper grouping for these samples, or None if it would exceed the memory budget."""
     num_slots, num_classes, _ = matrices.shape
     if num_slots * num_classes <= _WIDE_COLUMNS:
         too_large = slots.shape[0] * num_slots * num_classes * matrices.dtype.itemsize > PAIR_BYTES // 4
@@ -42,7 +42,7 @@ def group_by_slot(slots: Tensor, matrices: Tensor) -> Groups | None:
 
 
 class _WideGroups:
-    """Every row in its slot's block of a wide row of zeros (N, U·l): one product with all matrices stacked."""
+    """Each row sits in the block of its slot in a wide row of zeros (N, U·l): one GEMM with the stacked matrices."""
 
     def __init__(self, slots: Tensor, matrices: Tensor) -> None:
         self.num_slots = matrices.shape[0]
@@ -56,12 +56,15 @@ class _WideGroups:
     def multiply(self, rows: Spread, matrices: Tensor) -> Tensor:
         return torch.mm(rows.by_slot, matrices.view(-1, matrices.shape[2]))
 
-    def outer(self, left: Spread, right: Spread) -> Tensor:
-        return torch.mm(left.by_slot.t(), right.rows).view(self.num_slots, -1, right.rows.shape[1])
+    def symmetric_outer(self, left: Spread, right: Spread, out: Tensor | None) -> Tensor:
+        stacked, rows = torch.cat([left.by_slot, right.by_slot]), torch.cat([right.rows, left.rows])
+        width = rows.shape[1]
+        product = torch.mm(stacked.t(), rows, out=None if out is None else out.view(-1, width))
+        return product.view(self.num_slots, width, width)
 
 
 class _PaddedGroups:
-    """Samples sorted by slot into a block (U, R, l), R being the size of the largest group: one batched product."""
+    """Samples are sorted by slot into (U, R, l), where R is the size of the largest group: one batched GEMM."""
 
     def __init__(self, slots: Tensor) -> None:
         counts = slots.bincount()
@@ -78,5 +81,6 @@ class _PaddedGroups:
     def multiply(self, rows: Spread, matrices: Tensor) -> Tensor:
         return torch.bmm(rows.by_slot, matrices).flatten(0, 1).index_select(0, self.place)
 
-    def outer(self, left: Spread, right: Spread) -> Tensor:
-        return torch.bmm(left.by_slot.mT, right.by_slot)
+    def symmetric_outer(self, left: Spread, right: Spread, out: Tensor | None) -> Tensor:
+        first, second = torch.cat([left.by_slot, right.by_slot], 1), torch.cat([right.by_slot, left.by_slot], 1)
+        return torch.bmm(first.mT, second, out=out)

@@ -1,63 +1,66 @@
-"""Semantic log-odds, the quantity behind all three terms of the loss.
+"""Semantic log-odds, from which all three terms of the loss are computed.
 
-Proposition 1 bounds -log p_j by -log of an adjusted softmax. Leaving the own term out of its denominator,
+Proposition 1 bounds -log p_j by -log of an adjusted softmax. Excluding the term k = j from the denominator,
 
     o_j = z_j - logsumexp_{k≠j}( z_k + (λ/2) Q[k, j] ),      p_j = sigmoid(o_j),
 
-so that log p_j = logsigmoid(o_j) and log(1 - p_j) = logsigmoid(-o_j): both are exact in either tail, neither needs a
-clamp, and for finite logits neither is ever infinite. For d = ∂L/∂o and P[k|j] = softmax of that exponent over k ≠ j
+so log p_j = logsigmoid(o_j) and log(1 - p_j) = logsigmoid(-o_j). Both are exact in either tail, need no clamp, and are
+finite for finite logits. With d = ∂L/∂o and P[k|j] the softmax of the exponent over k ≠ j,
 
     ∂L/∂z_k = d_k - Σ_{j≠k} d_j P[k|j],      ∂L/∂Q[k, j] = -(λ/2) d_j P[k|j]   (summed over the samples of a class).
 
-With g = diag(G) the exponent separates into z_k + (λ/2) g_k, (λ/2) g_j and -λ G[j, k]: the direct form below never
-forms Q, and the separable form turns the sums over pairs into matrix products with exp(-λ G).
+With g = diag(G) the exponent separates into z_k + (λ/2) g_k, (λ/2) g_j and -λ G[j, k]. The direct form never
+materialises Q. The separable form computes the sums over pairs as matrix products with exp(-λ G).
 """
 
 import functools
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from plsp_kernels.quadratic import gram_gradient
+from plsp_kernels.rows import Rows, host_number
 from plsp_kernels.torch_impl.chunks import chunk_slices
-from plsp_kernels.torch_impl.class_gram import gram_gradient
 from plsp_kernels.torch_impl.groups import Groups, group_by_slot
 
 
-def log_odds(logits: Tensor, gram: Tensor, slots: Tensor, strength: float) -> Tensor:
-    """o_ij for the samples of logits (N, l), sample i having the Gram matrix gram[slots[i]]: (N, l)."""
-    return LogOdds(logits, gram, slots, strength).odds
+def log_odds(rows: Rows) -> Tensor:
+    """o_ij of each row: (N, l)."""
+    return LogOdds(rows).values
 
 
 def log_odds_backward(
-    grad_odds: Tensor,
-    logits: Tensor,
-    odds: Tensor,
-    gram: Tensor,
-    slots: Tensor,
-    strength: float,
-    need_logits: bool,
-    need_gram: bool,
+    rows: Rows, log_odds: Tensor, grad_log_odds: Tensor, need_logits: bool, need_gram: bool
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of log_odds: with respect to the logits (N, l) and, symmetric, to gram (U, l, l); empty if unneeded."""
-    return LogOdds(logits, gram, slots, strength, odds).backward(grad_odds, need_logits, need_gram)
+    """Gradients with respect to the logits (N, l) and gram (U, l, l), the latter symmetric; empty if not needed."""
+    return LogOdds(rows, log_odds).backward(grad_log_odds, need_logits, need_gram)
+
+
+class PairMatrices(NamedTuple):
+    """Memory for two matrices per slot, each (U, l, l)."""
+
+    kernel: Tensor  # exp(-λ G)
+    grad_gram: Tensor  # ∂L/∂G
 
 
 class LogOdds:
-    """The odds of a batch, and of their computation what the gradients need; known odds are not computed again."""
+    """Log-odds of a batch and the intermediate results of their backward.
 
-    def __init__(
-        self, logits: Tensor, gram: Tensor, slots: Tensor, strength: float, odds: Tensor | None = None
-    ) -> None:
-        self.gram, self.slots, self.strength = gram, slots, strength
-        diagonal, self.shifted = _shifted_logits(logits, gram, slots, strength)
-        # logsumexp_{k≠j} of the exponents, less (λ/2) g_j
-        log_sum = None if odds is None else (logits - odds).sub_(diagonal)
-        self.separable = _Separable.of(self.shifted, gram, slots, strength, log_sum)
+    Values passed in are not recomputed. Memory passed in may be used for the matrices, including the result ∂L/∂G.
+    """
+
+    def __init__(self, rows: Rows, values: Tensor | None = None, memory: PairMatrices | None = None) -> None:
+        self.gram, self.slots, self.strength = rows.gram, rows.slots, host_number(rows.strength)
+        diagonal, self.shifted = _shifted_logits(rows)
+        # logsumexp_{k≠j} of the exponents, minus (λ/2) g_j
+        log_sum = None if values is None else (rows.logits - values).sub_(diagonal)
+        self.separable = _Separable.of(rows, self.shifted, log_sum, memory)
         if log_sum is None:
             log_sum = self._log_sum() if self.separable is None else self.separable.log_sum()
         self.log_sum = log_sum
-        self.odds = (logits - log_sum).sub_(diagonal) if odds is None else odds
+        self.values = (rows.logits - log_sum).sub_(diagonal) if values is None else values
 
     def _log_sum(self) -> Tensor:
         log_sum = torch.empty_like(self.shifted)
@@ -71,61 +74,59 @@ class LogOdds:
         exponents.diagonal(offset=columns.start, dim1=1, dim2=2).fill_(-math.inf)
         return exponents
 
-    def backward(self, grad_odds: Tensor, need_logits: bool, need_gram: bool) -> tuple[Tensor, Tensor]:
-        """As log_odds_backward."""
-        if self.separable is not None:
-            pulled, pair_grad = self.separable.backward(grad_odds, self.gram, need_gram)
-        else:
-            pulled = torch.zeros_like(self.shifted)
-            pair_grad = torch.zeros_like(self.gram) if need_gram else self.gram.new_empty(0)
-            for part, columns in _pair_chunks(self.shifted):
-                pairs = self._exponents(part, columns).sub_(self.log_sum[part, columns, None]).exp_()
-                pairs.mul_(grad_odds[part, columns, None])
-                pulled[part] += pairs.sum(1)
-                if need_gram:
-                    pair_grad[:, columns].index_add_(0, self.slots[part], pairs)
-        grad_logits = grad_odds - pulled if need_logits else grad_odds.new_empty(0)
-        return grad_logits, gram_gradient(pair_grad.mul_(-self.strength / 2)) if need_gram else pair_grad
+    def backward(self, grad_log_odds: Tensor, need_logits: bool, need_gram: bool) -> tuple[Tensor, Tensor]:
+        """Same as log_odds_backward."""
+        backward = self._backward if self.separable is None else self.separable.backward
+        pulled, grad_gram = backward(grad_log_odds, need_gram)
+        return grad_log_odds - pulled if need_logits else pulled.new_empty(0), grad_gram
+
+    def _backward(self, grad_log_odds: Tensor, need_gram: bool) -> tuple[Tensor, Tensor]:
+        """Σ_j d_j P[k|j] (N, l) and ∂L/∂G in the direct form."""
+        pulled = torch.zeros_like(self.shifted)
+        pair_grad = torch.zeros_like(self.gram) if need_gram else self.gram.new_empty(0)
+        log_sum = self.log_sum.clamp(min=torch.finfo(pulled.dtype).min)  # -inf if every other class is excluded
+        for part, columns in _pair_chunks(self.shifted):
+            pairs = self._exponents(part, columns).sub_(log_sum[part, columns, None]).exp_()
+            pairs.mul_(grad_log_odds[part, columns, None])
+            pulled[part] += pairs.sum(1)
+            if need_gram:
+                pair_grad[:, columns].index_add_(0, self.slots[part], pairs)
+        return pulled, gram_gradient(pair_grad.mul_(-self.strength / 2)) if need_gram else pair_grad
 
 
-def target_log_odds(logits: Tensor, gram: Tensor, slots: Tensor, targets: Tensor, strength: float) -> Tensor:
-    """o_ij for the one column j = targets[i] of each sample: (N,)."""
-    target_logits = logits.gather(1, targets[:, None])[:, 0]
-    return target_logits - _target_exponents(logits, gram, slots, targets, strength).logsumexp(-1)
+def target_log_odds(rows: Rows, targets: Tensor) -> Tensor:
+    """o_ij for the one column j = targets[i] of each row: (N,)."""
+    target_logits = rows.logits.gather(1, targets[:, None])[:, 0]
+    return target_logits - _target_exponents(rows, targets).logsumexp(-1)
 
 
 def target_log_odds_backward(
-    grad_odds: Tensor,
-    logits: Tensor,
-    odds: Tensor,
-    gram: Tensor,
-    slots: Tensor,
-    targets: Tensor,
-    strength: float,
-    need_logits: bool,
-    need_gram: bool,
+    rows: Rows, targets: Tensor, log_odds: Tensor, grad_log_odds: Tensor, need_logits: bool, need_gram: bool
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of target_log_odds, as log_odds_backward gives them."""
+    """Gradients of target_log_odds, in the form of log_odds_backward."""
+    logits, gram, slots, strength = *rows[:3], host_number(rows.strength)
     num_classes = logits.shape[1]
-    log_sum = logits.gather(1, targets[:, None]).sub_(odds[:, None])
-    pulled = _target_exponents(logits, gram, slots, targets, strength).sub_(log_sum).exp_().mul_(grad_odds[:, None])
+    log_sum = logits.gather(1, targets[:, None]).sub_(log_odds[:, None])
+    pulled = _target_exponents(rows, targets).sub_(log_sum).exp_().mul_(grad_log_odds[:, None])
     pair_grad = torch.zeros_like(gram) if need_gram else gram.new_empty(0)
     if need_gram:
-        pair_grad.view(-1, num_classes).index_add_(0, slots * num_classes + targets, pulled, alpha=-strength / 2)
+        pairs = pair_grad.view(-1, num_classes)
+        pairs.index_add_(0, slots * num_classes + targets, pulled * (-strength / 2))
         pair_grad = gram_gradient(pair_grad)
     if not need_logits:
         return logits.new_empty(0), pair_grad
-    return pulled.neg_().scatter_add_(1, targets[:, None], grad_odds[:, None]), pair_grad
+    return pulled.neg_().scatter_add_(1, targets[:, None], grad_log_odds[:, None]), pair_grad
 
 
-def _shifted_logits(logits: Tensor, gram: Tensor, slots: Tensor, strength: float) -> tuple[Tensor, Tensor]:
-    """(λ/2) g_j and z_k + (λ/2) g_k per sample, each (N, l)."""
-    diagonal = (gram.diagonal(dim1=1, dim2=2) * (strength / 2)).index_select(0, slots)
-    return diagonal, logits + diagonal
+def _shifted_logits(rows: Rows) -> tuple[Tensor, Tensor]:
+    """(λ/2) g_j and z_k + (λ/2) g_k per row, each (N, l)."""
+    halved = rows.gram.diagonal(dim1=1, dim2=2) * (host_number(rows.strength) / 2)
+    diagonal = halved.index_select(0, rows.slots)
+    return diagonal, rows.logits + diagonal
 
 
 def _pair_chunks(logits: Tensor) -> list[tuple[slice, slice]]:
-    """Chunks of samples, and of columns j where the pairs of a single sample exceed the budget."""
+    """Chunks of samples, and of columns j if the pairs of a single sample exceed the budget."""
     (count, num_classes), dtype = logits.shape, logits.dtype
     return [
         (part, columns)
@@ -134,68 +135,74 @@ def _pair_chunks(logits: Tensor) -> list[tuple[slice, slice]]:
     ]
 
 
-def _target_exponents(logits: Tensor, gram: Tensor, slots: Tensor, targets: Tensor, strength: float) -> Tensor:
+def _target_exponents(rows: Rows, targets: Tensor) -> Tensor:
     """z_k + (λ/2) Q[k, targets[i]] with -inf at k = targets[i]: (N, l)."""
-    diagonal, shifted = _shifted_logits(logits, gram, slots, strength)
-    exponents = gram[slots, targets].mul_(-strength).add_(shifted).add_(diagonal.gather(1, targets[:, None]))
+    diagonal, shifted = _shifted_logits(rows)
+    exponents = rows.gram[rows.slots, targets].mul_(-host_number(rows.strength)).add_(shifted)
+    exponents.add_(diagonal.gather(1, targets[:, None]))
     return exponents.scatter_(1, targets[:, None], -math.inf)
 
 
 class _Separable:
-    """The separable form: exp(-λ G[j, k]) once per class, the sums over k as matrix products.
+    """The separable form: exp(-λ G[j, k]) once per class, and sums over k as matrix products.
 
-    Asking whether its numbers stay inside the exponent range costs nothing on a CPU; on other devices it would wait
-    for the device, so there the direct form serves.
+    It is valid only if its values stay inside the exponent range. Checking this is free on a CPU but needs a host sync
+    elsewhere, so other devices use the direct form.
     """
 
-    def __init__(self, shifted: Tensor, gram: Tensor, groups: Groups, strength: float, log_sum: Tensor | None) -> None:
-        self.groups = groups
+    def __init__(
+        self, rows: Rows, shifted: Tensor, groups: Groups, log_sum: Tensor | None, memory: PairMatrices | None
+    ) -> None:
+        self.groups, self.num_slots, self.strength = groups, rows.gram.shape[0], float(rows.strength)
+        kernel = None if memory is None else memory.kernel
+        self.grad_gram = None if memory is None else memory.grad_gram
         self.largest = shifted.amax(1, keepdim=True)  # (N, 1)
         self.scale = groups.spread((shifted - self.largest).exp_())
-        self.kernel = (gram[: groups.num_slots] * -strength).exp_()  # (U, l, l), zero at k = j
-        self.kernel.diagonal(dim1=1, dim2=2).zero_()
+        self.kernel = torch.mul(rows.gram[: groups.num_slots], -self.strength, out=kernel).exp_()  # (U, l, l)
+        self.kernel.diagonal(dim1=1, dim2=2).zero_()  # leaves out k = j
         if log_sum is None:
             self.sums = groups.multiply(self.scale, self.kernel)  # (N, l)
         else:
             self.sums = (log_sum - self.largest).exp_()
 
     @staticmethod
-    def of(
-        shifted: Tensor, gram: Tensor, slots: Tensor, strength: float, log_sum: Tensor | None
-    ) -> "_Separable | None":
-        """The form for these samples, or None where only the direct form serves."""
+    def of(rows: Rows, shifted: Tensor, log_sum: Tensor | None, memory: PairMatrices | None) -> "_Separable | None":
+        """Return the separable form of the rows, or None if the direct form must be used."""
         if shifted.device.type != "cpu" or shifted.shape[0] == 0:
             return None
-        # By Cauchy-Schwarz no entry of a Gram matrix exceeds its largest diagonal entry.
-        reach = strength * float(gram.diagonal(dim1=1, dim2=2).max())
-        exponent_range = _exponent_range(gram.dtype)
+        # By Cauchy-Schwarz, no entry of a Gram matrix exceeds its largest diagonal entry.
+        reach = float(rows.strength) * float(rows.gram.diagonal(dim1=1, dim2=2).max())
+        exponent_range = _exponent_range(shifted.dtype)
         if not reach <= exponent_range:
             return None
-        groups = group_by_slot(slots, gram)
+        groups = group_by_slot(rows.slots, rows.gram)
         if groups is None:
             return None
-        separable = _Separable(shifted, gram, groups, strength, log_sum)
-        # Every sum must be far above the terms that underflowed to zero, which exp(reach) may have multiplied.
+        separable = _Separable(rows, shifted, groups, log_sum, memory)
+        # Every sum must be far above the terms that underflowed to zero and may have been scaled by up to exp(reach).
         return separable if float(separable.sums.min()) >= math.exp(reach - exponent_range) else None
 
     def log_sum(self) -> Tensor:
         return self.sums.log().add_(self.largest)
 
-    def backward(self, grad_odds: Tensor, gram: Tensor, need_gram: bool) -> tuple[Tensor, Tensor]:
-        """Σ_j d_j P[k|j] (N, l) and Σ_i d_j P[k|j] (U, l, l)."""
-        share = self.groups.spread(grad_odds / self.sums)
+    def backward(self, grad_log_odds: Tensor, need_gram: bool) -> tuple[Tensor, Tensor]:
+        """Σ_j d_j P[k|j] (N, l) and ∂L/∂G."""
+        share = self.groups.spread(grad_log_odds / self.sums)
         pulled = self.groups.multiply(share, self.kernel).mul_(self.scale.rows)
         if not need_gram:
-            return pulled, gram.new_empty(0)
-        pair_grad = self.groups.outer(self.scale, share).mul_(self.kernel)
-        if self.groups.num_slots < gram.shape[0]:
-            unused = gram.new_zeros(gram.shape[0] - self.groups.num_slots, *gram.shape[1:])
-            pair_grad = torch.cat([pair_grad, unused])
-        return pulled, pair_grad
+            return pulled, pulled.new_empty(0)
+        # D = ∂L/∂Q is -(λ/2) exp(-λG) ∘ Σ_i s_i u_iᵀ, so D + Dᵀ needs no transposing copy of an (l, l) matrix.
+        halved = self.groups.spread(share.rows * (self.strength / 2))
+        grad_gram = self.groups.symmetric_outer(self.scale, halved, self.grad_gram).mul_(self.kernel)
+        grad_gram.diagonal(dim1=1, dim2=2).copy_(grad_gram.sum(-1).neg_())
+        if grad_gram.shape[0] < self.num_slots:
+            unused = grad_gram.new_zeros(self.num_slots - grad_gram.shape[0], *grad_gram.shape[1:])
+            grad_gram = torch.cat([grad_gram, unused])
+        return pulled, grad_gram
 
 
 @functools.cache
 def _exponent_range(dtype: torch.dtype) -> float:
-    """Exponents below zero that the dtype resolves to full precision: its range, less its digits."""
+    """Range of negative exponents that the dtype represents with full precision."""
     info = torch.finfo(dtype)
     return math.log(info.eps / info.tiny)

@@ -1,84 +1,167 @@
-"""The three terms of the loss from log-odds and probit probabilities."""
+"""The loss of one step and its gradients, streamed over the classes of its samples.
+
+Samples of different classes have only the weight in common: a step is the sum of smaller steps, each with the samples
+of a few classes. As gradients are computed with the loss, the matrices of a class are temporary.
+"""
 
 import math
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from plsp_kernels.torch_impl.log_odds import LogOdds
-from plsp_kernels.torch_impl.probit import probit_probabilities
+from plsp_kernels.quadratic import centred_rows
+from plsp_kernels.rows import Rows, class_slots, host_number
+from plsp_kernels.step import Step, StepResult, compute_dtype, replace
+from plsp_kernels.torch_impl.chunks import class_slices
+from plsp_kernels.torch_impl.class_activation import class_activation_labels
+from plsp_kernels.torch_impl.class_gram import class_gram, class_gram_backward, write_class_gram
+from plsp_kernels.torch_impl.log_odds import PairMatrices
+from plsp_kernels.torch_impl.term_sums import TermSums, Wanted, term_sums
 
 
-def upper_bound(
-    rows: Tensor,
-    gram: Tensor,
-    slots: Tensor,
-    labels: Tensor,
-    candidates: Tensor,
-    labeled_candidates: Tensor | None,
-    thresholds: Tensor,
-    strength: float,
-    ss_weight: float,
-    beta: float,
-    argmax_in_candidates: bool,
-    need_rows: bool,
-    need_gram: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Equations (11), (12), (14), (15) for one step.
+class ClassMatrices(NamedTuple):
+    """Matrices of the classes of one part of a step.
 
-    rows (N, l) holds the logits of the labelled batch (Bl), the strong view (Bu), the weak view (Bu) and, where
-    labeled_candidates is given, the labelled batch again; slots (N,) says which Gram matrix serves each.
-
-    Returns terms (4,): total, supervised, consistency, complementary; odds (N, l); grad_odds (N, l), the derivative of
-    each row's own term with respect to its odds; the gradients of the total with respect to rows (N, l) and to gram
-    (U, l, l), empty if unneeded; confidence, prediction and mask of the unlabelled batch.
+    The parts share their memory: mapping fresh pages for every part would take longer than the arithmetic on them.
     """
-    num_labeled, num_unlabeled = labels.shape[0], candidates.shape[0]
-    strong, weak = num_labeled, num_labeled + num_unlabeled  # where these blocks begin
-    log_odds = LogOdds(rows, gram, slots, strength)
-    weak_logits = rows[weak : weak + num_unlabeled]
-    probabilities = probit_probabilities(weak_logits, gram, slots[weak : weak + num_unlabeled], strength, beta)
 
-    confidence, prediction = probabilities.max(dim=1)
-    mask = confidence >= thresholds.index_select(0, prediction)
-    if argmax_in_candidates:
-        mask = mask & candidates.gather(1, prediction[:, None])[:, 0]
+    product: Tensor  # (U, l, d): T
+    gram: Tensor  # (U, l, l): G
+    kernel: Tensor  # (U, l, l): exp(-λ G)
+    grad_gram: Tensor  # (U, l, l): ∂L/∂G
 
-    # Each loss is a weighted sum of -logsigmoid(±odds): + for labels that should win, - for those that should not. With
-    # the sign in the weights too, the slope with respect to the odds is sigmoid(∓odds) times the weight.
-    outside = ~candidates if labeled_candidates is None else ~torch.cat([candidates, labeled_candidates])
-    weights = torch.zeros_like(rows)
-    weights[:strong].scatter_(1, labels[:, None], -1 / max(num_labeled, 1))
-    _write_targets(weights[strong:weak], probabilities, mask, weak_logits, candidates)
-    weights[weak:].copy_(outside).div_(max(outside.shape[0], 1))
 
-    signed = log_odds.odds.clone()
-    signed[weak:].neg_()
+def upper_bound(step: Step, upstream: Tensor | None, need_logits: bool, need_weight: bool) -> StepResult:
+    """Compute the terms, and the gradients of their sum weighted by upstream (3,), by default those of the total."""
+    num_labeled, num_unlabeled = step.labels.shape[0], step.candidates.shape[0]
+    num_complementary = num_unlabeled + (0 if step.labeled_candidates is None else num_labeled)
+    counts = [max(count, 1) for count in (num_labeled, num_unlabeled, num_complementary)]
+    ss_weight = host_number(step.ss_weight)
+    weights = (ss_weight, ss_weight, 1.0) if upstream is None else upstream.unbind()
+    factors = [weight / count for weight, count in zip(weights, counts, strict=True)]
+    pseudo_labels, new_labels = step.pseudo_labels, step.labels.new_empty(0)
+    labeled, weak, strong, weight = (tensor.to(compute_dtype(step)) for tensor in step[:4])
+    if pseudo_labels is None:
+        pseudo_labels = new_labels = class_activation_labels(weak, step.candidates)
+    weight = centred_rows(weight).contiguous()
+    step = replace(step, labeled_logits=labeled, weak_logits=weak, strong_logits=strong, weight=weight)
+    samples = torch.cat([step.labels, pseudo_labels])
+    # On other devices, finding the samples of a part would need a host sync.
+    compute = _streamed if samples.device.type == "cpu" else _at_once
+    sums, grad_weight = compute(step, samples, Wanted(factors, need_logits, need_weight))
     supervised, consistency, complementary = (
-        block.sum() for block in (F.logsigmoid(signed) * weights).tensor_split((strong, weak))
+        value / count for value, count in zip(sums.terms.unbind(), counts, strict=True)
     )
-    total = ss_weight * (supervised + consistency) - complementary
-    terms = torch.stack([total, supervised, consistency, -complementary])
-    grad_odds = signed.neg_().sigmoid_().mul_(weights)
-
-    grad_rows, grad_gram = rows.new_empty(0), gram.new_empty(0)
-    if need_rows or need_gram:
-        grad_total = torch.cat([grad_odds[:weak] * ss_weight, grad_odds[weak:]])
-        grad_rows, grad_gram = log_odds.backward(grad_total, need_rows, need_gram)
-    return terms, log_odds.odds, grad_odds, grad_rows, grad_gram, confidence, prediction, mask
+    total = (supervised + consistency).mul_(ss_weight).add_(complementary)
+    terms = torch.stack([supervised, consistency, complementary])
+    decisions = sums.confidence, sums.prediction, sums.mask
+    return StepResult(total, terms, sums.grad_logits, grad_weight, new_labels, *decisions)
 
 
-def _write_targets(out: Tensor, probabilities: Tensor, mask: Tensor, logits: Tensor, candidates: Tensor) -> None:
-    """Minus the pseudo-targets of the instances in the mask, divided by the batch size.
+def _streamed(step: Step, samples: Tensor, wanted: Wanted) -> tuple[TermSums, Tensor]:
+    """Add up the terms and the gradient of the weight over parts of the classes of the samples (Bl + Bu,)."""
+    weight, (classes, slots) = step.weight, samples.unique(return_inverse=True)
+    _check_classes(step, classes)
+    grad_weight = torch.zeros_like(weight) if wanted.need_weight else weight.new_empty(0)
+    parts = list(class_slices(classes.shape[0], weight))
+    matrices = _class_matrices(max((part.stop - part.start for part in parts), default=0), weight)
+    if len(parts) <= 1:
+        return _add_part(step, classes, slots, wanted, matrices, grad_weight), grad_weight
+    num_labeled, num_unlabeled = step.labels.shape[0], step.candidates.shape[0]
+    num_rows = num_labeled + 2 * num_unlabeled
+    sums = TermSums(
+        terms=weight.new_zeros(3),
+        grad_logits=weight.new_empty((num_rows, weight.shape[0]) if wanted.need_logits else 0),
+        confidence=weight.new_empty(num_unlabeled),
+        prediction=step.labels.new_empty(num_unlabeled),
+        mask=step.candidates.new_empty(num_unlabeled),
+    )
+    for part in parts:
+        members = ((slots >= part.start) & (slots < part.stop)).nonzero()[:, 0]
+        labeled, strong = members[members < num_labeled], members[members >= num_labeled]
+        unlabeled, weak = strong - num_labeled, strong + num_unlabeled
+        some, own_slots = _subset(step, labeled, unlabeled), slots[members] - part.start
+        found = _add_part(some, classes[part], own_slots, wanted, matrices, grad_weight)
+        sums.terms.add_(found.terms)
+        if wanted.need_logits:
+            sums.grad_logits.index_copy_(0, torch.cat([labeled, strong, weak]), found.grad_logits)
+        for whole, piece in zip(sums[2:], found[2:], strict=True):
+            whole.index_copy_(0, unlabeled, piece)
+    return sums, grad_weight
 
-    They are the probabilities of the candidates, normalised, or where all of these underflow, the candidate softmax
-    of the logits.
+
+def _subset(step: Step, labeled: Tensor, unlabeled: Tensor) -> Step:
+    """The step of some of its samples."""
+    changes = {name: getattr(step, name)[labeled] for name in ("labeled_logits", "labels")}
+    changes |= {name: getattr(step, name)[unlabeled] for name in ("weak_logits", "strong_logits", "candidates")}
+    if step.labeled_candidates is not None:
+        changes["labeled_candidates"] = step.labeled_candidates[labeled]
+    return replace(step, **changes)
+
+
+def _class_matrices(num_slots: int, weight: Tensor) -> ClassMatrices:
+    num_classes, num_features = weight.shape
+    gram, kernel, grad_gram = (weight.new_empty(num_slots, num_classes, num_classes) for _ in range(3))
+    return ClassMatrices(weight.new_empty(num_slots, num_classes, num_features), gram, kernel, grad_gram)
+
+
+def _add_part(
+    step: Step, classes: Tensor, slots: Tensor, wanted: Wanted, matrices: ClassMatrices, grad_weight: Tensor
+) -> TermSums:
+    """Compute the terms of a step on the CPU, from its classes (U,) and the slots of its samples (Bl + Bu,).
+
+    Adds to the gradient of the weight: 2 Σ_y H_y T_y with H = ∂L/∂G.
     """
-    inside = probabilities * candidates
-    mass = inside.sum(1, keepdim=True)
-    lost = mass < torch.finfo(mass.dtype).tiny
-    if logits.device.type != "cpu" or lost.any():
-        fallback = logits.masked_fill(~candidates, -math.inf).softmax(1)
-        inside, mass = torch.where(lost, fallback, inside), torch.where(lost, 1, mass)
-    torch.mul(inside, mask[:, None] / mass.mul_(-out.shape[0]), out=out)
+    product, gram, *pairs = (matrix[: classes.shape[0]] for matrix in matrices)
+    write_class_gram(step.weight, step.covariance, classes, gram, product)
+    sums, grad_gram = term_sums(step, _rows(step, gram, slots), wanted, PairMatrices(*pairs))
+    if wanted.need_weight:
+        # H_y is symmetric: stacking the slots gives the sum over y as one GEMM without a transposing copy.
+        stacked = grad_gram.view(-1, gram.shape[1]).t(), product.view(-1, product.shape[2])
+        torch.addmm(grad_weight, *stacked, alpha=2, out=grad_weight)
+    return sums
+
+
+def _check_classes(step: Step, classes: Tensor) -> None:
+    """Raise if one of the sorted classes of the samples is out of range: compiled graphs do not check values."""
+    num_classes = step.weight.shape[0]
+    if classes.shape[0] and not (int(classes[0]) >= 0 and int(classes[-1]) < num_classes):
+        valid = bool(((step.labels >= 0) & (step.labels < num_classes)).all())
+        raise IndexError(f"{'pseudo_labels' if valid else 'labels'} must lie in [0, {num_classes})")
+
+
+def _at_once(step: Step, samples: Tensor, wanted: Wanted) -> tuple[TermSums, Tensor]:
+    """Compute the terms and the gradient of the weight without a host sync."""
+    step, samples = _with_valid_classes(step, samples)
+    classes, slots = class_slots(samples, step.weight.shape[0])
+    gram, product = class_gram(step.weight, step.covariance, classes, wanted.need_weight)
+    sums, grad_gram = term_sums(step, _rows(step, gram, slots), wanted)
+    if not wanted.need_weight:
+        return sums, gram.new_empty(0)
+    return sums, class_gram_backward(grad_gram, step.weight, step.covariance, classes, product)
+
+
+def _with_valid_classes(step: Step, samples: Tensor) -> tuple[Step, Tensor]:
+    """Replace classes out of range, which would be read outside a tensor, by class 0 and their logits by NaN."""
+    invalid = (samples < 0) | (samples >= step.weight.shape[0])
+    samples, num_labeled = samples.masked_fill(invalid, 0), step.labels.shape[0]
+    labeled, unlabeled = invalid[:num_labeled, None], invalid[num_labeled:, None]
+    step = replace(
+        step,
+        labels=samples[:num_labeled],
+        labeled_logits=step.labeled_logits.masked_fill(labeled, math.nan),
+        weak_logits=step.weak_logits.masked_fill(unlabeled, math.nan),
+        strong_logits=step.strong_logits.masked_fill(unlabeled, math.nan),
+    )
+    return step, samples
+
+
+def _rows(step: Step, gram: Tensor, slots: Tensor) -> Rows:
+    """One row per logsumexp of the loss: labelled samples with candidate sets have two."""
+    labeled, strong, weak = step.labeled_logits, step.strong_logits, step.weak_logits
+    labeled_slots, unlabeled_slots = slots.split([labeled.shape[0], weak.shape[0]])
+    again = step.labeled_candidates is not None
+    logits = torch.cat([labeled, strong, weak, labeled] if again else [labeled, strong, weak])
+    slots = torch.cat([slots, unlabeled_slots, labeled_slots] if again else [slots, unlabeled_slots])
+    return Rows(logits, gram, slots, step.strength)

@@ -1,4 +1,9 @@
-"""Class Gram matrices G_y = W Σ_y Wᵀ and the gradient of the weight."""
+"""Class Gram matrices G_y = W Σ_y Wᵀ of the classes of U slots, and T_y = W Σ_y for the gradient of the weight.
+
+Σ (l, d, d), or (l, d) for diagonals, is indexed by class and never gathered. A slot whose class is outside 0 … l - 1
+reads no Σ; its T is zero and its G is NaN, which no row with a class reads. The slot is the slowest axis of every grid:
+programs that share Σ_y or T_y run one after the other.
+"""
 
 import triton
 import triton.language as tl
@@ -27,12 +32,13 @@ def _class_gram_kernel(
     BLOCK_K: tl.constexpr,
 ):
     DTYPE: tl.constexpr = gram_ptr.dtype.element_ty
-    slot = tl.program_id(0).to(tl.int64)
-    rows = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    slot = tl.program_id(1).to(tl.int64)
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_L)
-    y = tl.load(classes_ptr + slot)
-    depth = tl.where(y >= 0, num_features, 0)  # an empty slot reads nothing and writes zeros
-    covariance_ptr += y * stride_covariance
+    y = tl.load(classes_ptr + slot).to(tl.int64)
+    known = (y >= 0) & (y < num_classes)
+    depth = tl.where(known, num_features, 0)
+    covariance_ptr += tl.where(known, y, 0) * stride_covariance
     row_mask = rows[:, None] < num_classes
     gram = tl.zeros((BLOCK_M, BLOCK_L), DTYPE)
     for start in range(0, num_features, BLOCK_D):
@@ -65,7 +71,7 @@ def _class_gram_kernel(
         gram = tl.dot(product, transposed.to(DTYPE), gram, input_precision=PRECISION, out_dtype=DTYPE)
     tl.store(
         gram_ptr + (slot * num_classes + rows[:, None]) * num_classes + columns[None, :],
-        gram,
+        tl.where(known, gram, float("nan")),
         mask=row_mask & (columns[None, :] < num_classes),
     )
 
@@ -87,12 +93,13 @@ def _product_kernel(
     BLOCK_K: tl.constexpr,
 ):
     DTYPE: tl.constexpr = product_ptr.dtype.element_ty
-    slot = tl.program_id(0).to(tl.int64)
+    slot = tl.program_id(2).to(tl.int64)
     rows = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    d = tl.program_id(2) * BLOCK_N + tl.arange(0, BLOCK_N)
-    y = tl.load(classes_ptr + slot)
-    depth = tl.where(y >= 0, num_features, 0)
-    covariance_ptr += y * stride_covariance
+    d = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    y = tl.load(classes_ptr + slot).to(tl.int64)
+    known = (y >= 0) & (y < num_classes)
+    depth = tl.where(known, num_features, 0)
+    covariance_ptr += tl.where(known, y, 0) * stride_covariance
     product = tl.zeros((BLOCK_M, BLOCK_N), DTYPE)
     for inner in range(0, depth, BLOCK_K):
         k = inner + tl.arange(0, BLOCK_K)
@@ -134,11 +141,12 @@ def _product_gram_kernel(
     BLOCK_K: tl.constexpr,
 ):
     DTYPE: tl.constexpr = gram_ptr.dtype.element_ty
-    slot = tl.program_id(0).to(tl.int64)
+    slot = tl.program_id(2).to(tl.int64)
     rows = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    columns = tl.program_id(2) * BLOCK_N + tl.arange(0, BLOCK_N)
-    y = tl.load(classes_ptr + slot)
-    depth = tl.where(y >= 0, num_features, 0)
+    columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    y = tl.load(classes_ptr + slot).to(tl.int64)
+    known = (y >= 0) & (y < num_classes)
+    depth = tl.where(known, num_features, 0)
     product_ptr += slot * stride_product_slot
     gram = tl.zeros((BLOCK_M, BLOCK_N), DTYPE)
     for inner in range(0, depth, BLOCK_K):
@@ -159,77 +167,20 @@ def _product_gram_kernel(
         gram = tl.dot(left, right.to(DTYPE), gram, input_precision=PRECISION, out_dtype=DTYPE)
     tl.store(
         gram_ptr + (slot * num_classes + rows[:, None]) * num_classes + columns[None, :],
-        gram,
+        tl.where(known, gram, float("nan")),
         mask=(rows[:, None] < num_classes) & (columns[None, :] < num_classes),
     )
 
 
-@triton.jit
-def _class_gram_backward_kernel(
-    grad_gram_ptr,  # (U, l, l), symmetric
-    product_ptr,  # (U, l, d); the weight (l, d) if DIAGONAL
-    variance_ptr,  # (l, d), read only if DIAGONAL
-    classes_ptr,  # (U,), read only if DIAGONAL
-    partial_ptr,  # (splits, l, d)
-    num_pairs,  # U·l
-    num_classes,
-    num_features,
-    pairs_per_split,  # a multiple of BLOCK_K
-    stride_product,
-    stride_variance,
-    DIAGONAL: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    # H_y is symmetric: stacked as (U·l, l) and (U·l, d), Σ_y H_y T_y is one product over the pairs q = (y, k).
-    DTYPE: tl.constexpr = partial_ptr.dtype.element_ty
-    split = tl.program_id(0).to(tl.int64)
-    rows = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    d = tl.program_id(2) * BLOCK_N + tl.arange(0, BLOCK_N)
-    k = tl.arange(0, BLOCK_K)
-    first = split * pairs_per_split
-    grad_gram_ptr += first * num_classes
-    if not DIAGONAL:
-        product_ptr += first * stride_product
-    total = tl.zeros((BLOCK_M, BLOCK_N), DTYPE)
-    for start in range(first, tl.minimum(first + pairs_per_split, num_pairs), BLOCK_K):
-        q = start + k
-        left = tl.load(
-            grad_gram_ptr + k[None, :] * num_classes + rows[:, None],
-            mask=(rows[:, None] < num_classes) & (q[None, :] < num_pairs),
-            other=0.0,
-        ).to(DTYPE)
-        inside = (q[:, None] < num_pairs) & (d[None, :] < num_features)
-        if DIAGONAL:
-            y = tl.load(classes_ptr + q // num_classes, mask=q < num_pairs, other=-1)[:, None]
-            weight = tl.load(
-                product_ptr + (q % num_classes)[:, None] * stride_product + d[None, :], mask=inside, other=0.0
-            )
-            variance = tl.load(variance_ptr + y * stride_variance + d[None, :], mask=inside & (y >= 0), other=0.0)
-            right = weight.to(DTYPE) * variance.to(DTYPE)
-        else:
-            right = tl.load(product_ptr + k[:, None] * stride_product + d[None, :], mask=inside, other=0.0).to(DTYPE)
-            product_ptr += BLOCK_K * stride_product
-        total = tl.dot(left, right, total, input_precision=PRECISION, out_dtype=DTYPE)
-        grad_gram_ptr += BLOCK_K * num_classes
-    tl.store(
-        partial_ptr + (split * num_classes + rows[:, None]) * num_features + d[None, :],
-        2 * total,
-        mask=(rows[:, None] < num_classes) & (d[None, :] < num_features),
-    )
-
-
 def class_gram(weight: Tensor, covariance: Tensor, classes: Tensor, save_product: bool) -> tuple[Tensor, Tensor]:
-    """G_y (U, l, l) for each slot of `classes`, and T_y = W Σ_y (U, l, d), empty unless asked for and Σ is full.
+    """G_y (U, l, l) for each slot of `classes`, and T_y = W Σ_y (U, l, d), empty unless save_product and Σ is full.
 
-    Σ is read where it lies, by class number; slots of class -1 get zeros. Beyond FUSED_GRAM_CLASSES classes T_y goes
-    through memory, whether it is kept or not.
+    Beyond FUSED_GRAM_CLASSES classes T_y is always materialised.
     """
     (num_classes, num_features), num_slots = weight.shape, classes.shape[0]
     dtype = tiles.compute_dtype(weight)
-    weight, covariance, classes = tiles.dense_rows(weight), tiles.dense_rows(covariance), classes.contiguous()
+    covariance = tiles.dot_operand(tiles.dense_rows(covariance), dtype)
+    weight, classes = tiles.dense_rows(weight), classes.contiguous()
     gram = weight.new_empty(num_slots, num_classes, num_classes, dtype=dtype)
     no_product = weight.new_empty(0, num_classes, num_features, dtype=dtype)
     if covariance.dim() == 2:
@@ -240,12 +191,12 @@ def class_gram(weight: Tensor, covariance: Tensor, classes: Tensor, save_product
         blocks = tiles.gram_blocks(num_classes, dtype)
         tiles.launch(
             _class_gram_kernel,
-            (num_slots, triton.cdiv(num_classes, blocks["BLOCK_M"])),
+            (triton.cdiv(num_classes, blocks["BLOCK_M"]), num_slots),
             weight,
             covariance,
             classes,
             gram,
-            product if save_product else gram,  # never a null pointer
+            product if save_product else gram,  # unused, but must not be a null pointer
             num_classes,
             num_features,
             weight.stride(0),
@@ -260,7 +211,7 @@ def class_gram(weight: Tensor, covariance: Tensor, classes: Tensor, save_product
     blocks = tiles.matrix_blocks(num_classes, num_features, dtype)
     tiles.launch(
         _product_kernel,
-        (num_slots, triton.cdiv(num_classes, blocks["BLOCK_M"]), triton.cdiv(num_features, blocks["BLOCK_N"])),
+        (triton.cdiv(num_features, blocks["BLOCK_N"]), triton.cdiv(num_classes, blocks["BLOCK_M"]), num_slots),
         weight,
         covariance,
         classes,
@@ -278,13 +229,13 @@ def class_gram(weight: Tensor, covariance: Tensor, classes: Tensor, save_product
 
 
 def _gram_of_product(product: Tensor, weight: Tensor, variances: Tensor | None, classes: Tensor, gram: Tensor) -> None:
-    """G_y = T_y Wᵀ, with T_y = product[slot], or W ∘ s_y where variances are given."""
+    """G_y = T_y Wᵀ with T_y = product[slot], or W ∘ s_y if variances are given."""
     num_slots, num_classes, _ = gram.shape
     diagonal = variances is not None
     blocks = tiles.matrix_blocks(num_classes, num_classes, gram.dtype)
     tiles.launch(
         _product_gram_kernel,
-        (num_slots, triton.cdiv(num_classes, blocks["BLOCK_M"]), triton.cdiv(num_classes, blocks["BLOCK_N"])),
+        (triton.cdiv(num_classes, blocks["BLOCK_N"]), triton.cdiv(num_classes, blocks["BLOCK_M"]), num_slots),
         product,
         weight,
         variances if diagonal else weight,
@@ -300,42 +251,3 @@ def _gram_of_product(product: Tensor, weight: Tensor, variances: Tensor | None, 
         PRECISION=tiles.dot_precision(),
         **blocks,
     )
-
-
-def class_gram_backward(
-    grad_gram: Tensor, weight: Tensor, covariance: Tensor, classes: Tensor, product: Tensor
-) -> Tensor:
-    """Gradient with respect to the weight: 2 Σ_y H_y T_y, for symmetric H_y = grad_gram (U, l, l).
-
-    Stretches of the sum go to programs of their own; adding them up is one more reduction in a fixed order.
-    """
-    (num_classes, num_features), num_pairs = weight.shape, classes.shape[0] * weight.shape[0]
-    dtype = tiles.compute_dtype(weight)
-    diagonal = covariance.dim() == 2
-    source = tiles.dense_rows(weight) if diagonal else product.contiguous()
-    variances = tiles.dense_rows(covariance) if diagonal else source
-    blocks = tiles.matrix_blocks(num_classes, num_features, dtype)
-    row_tiles, column_tiles = triton.cdiv(num_classes, blocks["BLOCK_M"]), triton.cdiv(num_features, blocks["BLOCK_N"])
-    steps = max(1, triton.cdiv(num_pairs, blocks["BLOCK_K"]))
-    steps_per_split = triton.cdiv(steps, tiles.num_splits(steps, row_tiles * column_tiles))
-    splits = triton.cdiv(steps, steps_per_split)
-    partial = weight.new_empty(splits, num_classes, num_features, dtype=dtype)
-    tiles.launch(
-        _class_gram_backward_kernel,
-        (splits, row_tiles, column_tiles),
-        grad_gram.contiguous(),
-        source,
-        variances,
-        classes.contiguous(),
-        partial,
-        num_pairs,
-        num_classes,
-        num_features,
-        steps_per_split * blocks["BLOCK_K"],
-        source.stride(-2),
-        variances.stride(0) if diagonal else 0,
-        DIAGONAL=diagonal,
-        PRECISION=tiles.dot_precision(),
-        **blocks,
-    )
-    return partial[0] if splits == 1 else partial.sum(0)

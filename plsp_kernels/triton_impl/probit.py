@@ -1,24 +1,24 @@
 """Probit probabilities p̂_j = 1 / (1 + Σ_{j'≠j} Φ(-x_jj') / Φ(x_jj')), without cancellation and without erfc."""
 
-import math
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from plsp_kernels.rows import Rows
 from plsp_kernels.triton_impl import tiles
-from plsp_kernels.triton_impl.log_odds import gram_tile
+from plsp_kernels.triton_impl.exponents import gram_tile
+from plsp_kernels.triton_impl.scalars import scalar, scalar_arguments
 
 
 @triton.jit
 def normal_tail(y):
-    """Φ(-√2 y) for y ≥ 0, accurate to a few units in the last place down to underflow.
+    """Φ(-√2 y) for y ≥ 0, accurate to a few ulp down to underflow.
 
     Φ(-√2 y) = exp(-y²) erfcx(y) / 2, and (1 + 2y) erfcx(y) is smooth in t = (y - 3) / (y + 3) on all of [0, ∞). The
-    coefficients are its Chebyshev interpolant in t at 60 nodes, computed with 50 digits by mpmath, cut after degree 11
-    (float32) or 24 (float64) and rewritten in powers of t; largest relative error 1.7e-7 and 2.6e-16.
+    coefficients are its Chebyshev interpolant in t at 60 nodes, computed by mpmath with 50 digits, truncated at degree
+    11 (float32) or 24 (float64) and converted to powers of t; largest relative error 1.7e-7 and 2.6e-16.
     """
-    y = tl.minimum(y, 40.0)  # beyond, the tail is zero in float64 too, and every step below stays finite
+    y = tl.minimum(y, 40.0)  # the tail is zero beyond, even in float64; keeps the steps below finite
     t = (y - 3.0) / (y + 3.0)
     if y.dtype == tl.float64:
         p = t * 8.393734858690877e-10 + 9.862533510345587e-10
@@ -57,7 +57,7 @@ def normal_tail(y):
         p = p * t - 0.047562156927520076
         p = p * t - 0.1356210694002736
         p = p * t + 1.2530080563677553
-    # exp(-y²): rounding y² alone would cost y² units in the last place. With s = y cut to 1/32 the square s² is exact,
+    # exp(-y²): rounding y² alone would cost y² ulp. With s = y truncated to multiples of 1/32 the square s² is exact,
     # y² - s² = (y - s)(y + s) is small, and s² = n log 2 + remainder leaves a small argument for exp. log 2 is split
     # into a short part, whose products with n are exact, and the rest.
     s = tl.floor(y * 32.0) * 0.03125
@@ -68,72 +68,82 @@ def normal_tail(y):
 
 @triton.jit
 def probit_ratios(z_j, z_k, gram, diagonal_j, diagonal_k, j, k, num_classes, spread, scale):
-    """Φ(-x_jk) / Φ(x_jk), zero for the own term and beyond the classes: (J, K).
+    """Φ(-x_jk) / Φ(x_jk), zero at k = j and beyond the classes: (J, K).
 
     x/√2 = scale (z_j - z_k) / sqrt(1 + spread Q) with spread = λ β² and scale = β/√2.
     """
     quadratic = tl.maximum(diagonal_j[:, None] + diagonal_k[None, :] - 2.0 * gram, 0.0)
+    # Excluded classes, z = -inf, are equally improbable: their difference must not be NaN.
+    z_j = tl.where(z_j == float("-inf"), -1e30, z_j)
+    z_k = tl.where(z_k == float("-inf"), -1e30, z_k)
     margin = (z_j[:, None] - z_k[None, :]) * (tl.rsqrt(1.0 + spread * quadratic) * scale)
     tail = normal_tail(tl.abs(margin))  # at most a half
-    # Where the tail underflows its reciprocal is infinite and the probability exactly zero.
+    # If the tail underflows, its reciprocal is infinite and the probability exactly zero.
     ratios = tl.where(margin >= 0, tail / (1.0 - tail), (1.0 - tail) / tail)
     return tl.where((j[:, None] == k[None, :]) | (k[None, :] >= num_classes), 0.0, ratios)
 
 
 @triton.jit
+def probit_constants(strength, beta, DTYPE: tl.constexpr):
+    """spread = λ β² and scale = β/√2, from numbers in float64."""
+    beta = tl.full((), beta, tl.float64)
+    return (strength * beta * beta).to(DTYPE), (beta * 0.7071067811865476).to(DTYPE)
+
+
+@triton.jit(do_not_specialize=["num_slots"])
 def _probit_kernel(
     logits_ptr,  # (N, l)
     gram_ptr,  # (U, l, l)
     slots_ptr,  # (N,)
     probabilities_ptr,  # (N, l)
+    num_slots,
     num_classes,
     stride_logits,
-    spread: tl.float64,
-    scale: tl.float64,
+    strength: tl.float64,
+    strength_ptr,  # (), or None
+    beta: tl.float64,
     BLOCK_J: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
     DTYPE: tl.constexpr = probabilities_ptr.dtype.element_ty
-    spread = tl.full((), spread, DTYPE)
-    scale = tl.full((), scale, DTYPE)
+    spread, scale = probit_constants(scalar(strength, strength_ptr), beta, DTYPE)
     row = tl.program_id(0).to(tl.int64)
     j = tl.program_id(1) * BLOCK_J + tl.arange(0, BLOCK_J)
-    gram_ptr += tl.load(slots_ptr + row).to(tl.int64) * num_classes * num_classes
-    logits_ptr += row * stride_logits
-    z_j = tl.load(logits_ptr + j, mask=j < num_classes, other=0.0).to(DTYPE)
-    diagonal_j = tl.load(gram_ptr + j * (num_classes + 1), mask=j < num_classes, other=0.0).to(DTYPE)
-    total = tl.full((BLOCK_J,), 1.0, DTYPE)
-    for start in range(0, num_classes, BLOCK_K):
-        k = start + tl.arange(0, BLOCK_K)
-        z_k = tl.load(logits_ptr + k, mask=k < num_classes, other=0.0).to(DTYPE)
-        diagonal_k = tl.load(gram_ptr + k * (num_classes + 1), mask=k < num_classes, other=0.0).to(DTYPE)
-        gram = gram_tile(gram_ptr, j, k, num_classes, DTYPE)
-        ratios = probit_ratios(z_j, z_k, gram, diagonal_j, diagonal_k, j, k, num_classes, spread, scale)
-        total += tl.sum(ratios, 1)
+    slot = tl.load(slots_ptr + row).to(tl.int64)
+    total = tl.full((BLOCK_J,), float("nan"), DTYPE)  # of a row whose slot is out of range
+    if (slot >= 0) & (slot < num_slots):
+        gram_ptr += slot * num_classes * num_classes
+        logits_ptr += row * stride_logits
+        z_j = tl.load(logits_ptr + j, mask=j < num_classes, other=0.0).to(DTYPE)
+        diagonal_j = tl.load(gram_ptr + j * (num_classes + 1), mask=j < num_classes, other=0.0).to(DTYPE)
+        total = tl.full((BLOCK_J,), 1.0, DTYPE)
+        for start in range(0, num_classes, BLOCK_K):
+            k = start + tl.arange(0, BLOCK_K)
+            z_k = tl.load(logits_ptr + k, mask=k < num_classes, other=0.0).to(DTYPE)
+            diagonal_k = tl.load(gram_ptr + k * (num_classes + 1), mask=k < num_classes, other=0.0).to(DTYPE)
+            gram = gram_tile(gram_ptr, j, k, num_classes, DTYPE)
+            ratios = probit_ratios(z_j, z_k, gram, diagonal_j, diagonal_k, j, k, num_classes, spread, scale)
+            total += tl.sum(ratios, 1)
     tl.store(probabilities_ptr + row * num_classes + j, 1.0 / total, mask=j < num_classes)
 
 
-def probit_constants(strength: float, beta: float) -> tuple[float, float]:
-    """λ β² and β/√2, the two numbers that x/√2 needs."""
-    return strength * beta**2, beta / math.sqrt(2)
-
-
-def probit_probabilities(logits: Tensor, gram: Tensor, slots: Tensor, strength: float, beta: float) -> Tensor:
-    """p̂_ij for the samples of logits (N, l), sample i having the Gram matrix gram[slots[i]]: (N, l)."""
-    count, num_classes = logits.shape
-    logits = tiles.dense_rows(logits)
+def probit_probabilities(rows: Rows, beta: float) -> Tensor:
+    """p̂_ij of each row: (N, l)."""
+    (count, num_classes), logits = rows.logits.shape, tiles.dense_rows(rows.logits)
     probabilities = logits.new_empty(count, num_classes, dtype=tiles.compute_dtype(logits))
     blocks = tiles.pair_blocks(num_classes, probabilities.dtype)
     tiles.launch(
         _probit_kernel,
         (count, triton.cdiv(num_classes, blocks["BLOCK_J"])),
         logits,
-        gram.contiguous(),
-        slots.contiguous(),
+        rows.gram.contiguous(),
+        rows.slots.contiguous(),
         probabilities,
+        rows.gram.shape[0],
         num_classes,
         logits.stride(0),
-        *probit_constants(strength, beta),
+        *scalar_arguments(rows.strength),
+        beta,
         **blocks,
     )
     return probabilities

@@ -1,7 +1,7 @@
-"""How kernels are launched and how large their tiles are: the one place for both.
+"""Kernel launches and tile sizes.
 
-Block sizes follow from the shape by fixed rules, so a shape always compiles to the same kernels. `aot.py` replaces
-`launch` to record what the launchers would run; therefore launchers call it as `tiles.launch`.
+Block sizes follow from the shape by fixed rules, so a shape always compiles to the same kernels. Launchers must call
+`tiles.launch` by this name: ahead-of-time compilation patches it to record launches.
 """
 
 from collections.abc import Sequence
@@ -19,34 +19,43 @@ def launch(kernel: Any, grid: Sequence[int], *args: Any, **options: Any) -> None
     """Run a kernel on the device of its first argument; an empty grid launches nothing."""
     if 0 in grid:
         return
-    with torch.cuda.device_of(args[0]):  # no effect for tensors that live elsewhere
+    with torch.cuda.device_of(args[0]):  # no effect for tensors on other devices
         kernel[tuple(grid)](*args, **options)
 
 
 def compute_dtype(tensor: Tensor) -> torch.dtype:
-    """What a kernel computes in and returns: float64 for float64, float32 for everything else."""
+    """Dtype in which a kernel computes and returns: float64 for float64, float32 otherwise."""
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 def dense_rows(tensor: Tensor) -> Tensor:
-    """The tensor itself if its last axis is dense (leading axes keep their strides), otherwise a copy."""
+    """Return the tensor if its last axis is dense (leading axes keep their strides), otherwise a copy."""
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] <= 1 else tensor.contiguous()
 
 
 def dot_precision(backend: str | None = None) -> str:
-    """How tl.dot multiplies float32: three TF32 products, which keep float32's accuracy, unless TF32 is allowed."""
+    """Precision of tl.dot for float32: three TF32 products, which keep float32 accuracy, unless TF32 is allowed."""
     if backend is None:
         backend = "cuda" if torch.version.hip is None else "hip"
     if backend == "hip":
         return "ieee"
     matmul = torch.backends.cuda.matmul
-    # Newer versions of torch refuse to answer by the older name once the newer one was used.
+    # Newer versions of torch raise on reading the old setting once the new one has been used.
     allowed = matmul.fp32_precision == "tf32" if hasattr(matmul, "fp32_precision") else matmul.allow_tf32
     return "tf32" if allowed else "tf32x3"
 
 
+def dot_operand(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor as an operand of products in this dtype: half precision is widened to float32, exactly, for float64.
+
+    Triton cannot feed float64 matrix instructions from loads narrower than 32 bits. float64 with a covariance in half
+    precision is rare enough for a copy.
+    """
+    return tensor.float() if dtype == torch.float64 and tensor.element_size() < 4 else tensor
+
+
 def class_block(num_classes: int, largest: int) -> int:
-    """A power of two that covers the classes, at least the 16 that tl.dot wants and at most `largest`."""
+    """Power of two that covers the classes, at least 16 as tl.dot requires and at most `largest`."""
     return min(largest, max(16, triton.next_power_of_2(num_classes)))
 
 
@@ -54,11 +63,11 @@ def class_block(num_classes: int, largest: int) -> int:
 # did float64 with the rows and warps of float32.
 
 FUSED_GRAM_CLASSES = 128
-"""Up to here one tile spans all columns of G_y and the product never leaves the registers."""
+"""Up to this many classes, one tile spans all columns of G_y and the product stays in registers."""
 
 
 def gram_blocks(num_classes: int, dtype: torch.dtype) -> Blocks:
-    """T_y and G_y in one kernel: tiles of BLOCK_M rows, BLOCK_L ≥ l columns of G."""
+    """Blocks of the fused kernel for T_y and G_y: tiles of BLOCK_M rows and BLOCK_L ≥ l columns of G."""
     block_l = class_block(num_classes, FUSED_GRAM_CLASSES)
     return {
         "BLOCK_M": min(block_l, 64 if dtype == torch.float32 else 32),
@@ -71,7 +80,7 @@ def gram_blocks(num_classes: int, dtype: torch.dtype) -> Blocks:
 
 
 def matrix_blocks(num_rows: int, num_columns: int, dtype: torch.dtype) -> Blocks:
-    """A plain matrix product."""
+    """Blocks of a plain matrix product."""
     block_m = class_block(num_rows, 64 if dtype == torch.float32 else 32)
     block_n = class_block(num_columns, max(block_m, 32))
     return {
@@ -84,12 +93,29 @@ def matrix_blocks(num_rows: int, num_columns: int, dtype: torch.dtype) -> Blocks
 
 
 def num_splits(steps: int, num_tiles: int) -> int:
-    """Into how many partial sums a matrix product is split, so that a small result still occupies a GPU."""
+    """Number of split-K partial sums of a matrix product, so that a small result still fills a GPU."""
     return max(1, min(steps // 4, 256 // max(num_tiles, 1)))
 
 
+CHUNK_BYTES = 384 * 2**20
+"""Memory for the Gram matrices, their gradients and the products T_y of the slots that a step computes at a time."""
+
+
+def slots_per_chunk(weight: Tensor, num_slots: int, full: bool) -> int:
+    """Number of slots that fit the budget: all of them, or a multiple of 4, which keeps views of them aligned."""
+    num_classes, num_features = weight.shape
+    slot_bytes = num_classes * (2 * num_classes + (num_features if full else 0)) * weight.element_size()
+    fitting = CHUNK_BYTES // slot_bytes
+    return max(1, num_slots if num_slots <= fitting else fitting // 4 * 4)
+
+
+def preparation_blocks(num_classes: int) -> Blocks:
+    """Blocks of the counting sort, BLOCK_N samples by BLOCK_L classes, and of the centring, BLOCK_L rows by BLOCK_D."""
+    return {"BLOCK_N": 64, "BLOCK_L": class_block(num_classes, 32), "BLOCK_D": 32, "num_warps": 4, "num_stages": 2}
+
+
 def pair_blocks(num_classes: int, dtype: torch.dtype) -> Blocks:
-    """Pairs (j, k) of one sample: a tile of j, streaming over tiles of k."""
+    """Blocks of pairs (j, k) of one sample: a tile of j, streaming over tiles of k."""
     block_k = class_block(num_classes, 64)
     warps = 1 if block_k <= 32 else 4
     return {
@@ -101,13 +127,13 @@ def pair_blocks(num_classes: int, dtype: torch.dtype) -> Blocks:
 
 
 def pulled_blocks(num_classes: int) -> Blocks:
-    """The same pairs the other way round: a tile of k, streaming over tiles of j."""
+    """Blocks of the transposed pairs: a tile of k, streaming over tiles of j."""
     block = class_block(num_classes, 64)
     return {"BLOCK_J": block, "BLOCK_K": min(block, 32), "num_warps": 1 if block <= 16 else 4, "num_stages": 2}
 
 
 def gram_gradient_blocks(num_classes: int) -> Blocks:
-    """Square tiles of class pairs, streaming over BLOCK_N samples of a class at a time."""
+    """Blocks of square tiles of class pairs, streaming over BLOCK_N samples of a class at a time."""
     block = class_block(num_classes, 32)
     return {
         "BLOCK_N": 8 if block == 16 else 2,
@@ -118,11 +144,28 @@ def gram_gradient_blocks(num_classes: int) -> Blocks:
 
 
 def row_blocks(num_classes: int) -> Blocks:
-    """One row of classes, streaming over tiles of it."""
+    """Blocks of one row of classes, streamed in tiles."""
     block = class_block(num_classes, 1024)
     return {"BLOCK_L": block, "num_warps": 1 if block <= 256 else 4, "num_stages": 2}
 
 
 def sum_blocks() -> Blocks:
-    """The losses of a batch."""
+    """Blocks of the sum over a batch."""
     return {"BLOCK_N": 256, "num_warps": 4, "num_stages": 2}
+
+
+def covariance_blocks(num_features: int, dtype: torch.dtype) -> Blocks:
+    """Blocks of square tiles of a covariance, streaming over BLOCK_N samples."""
+    block = 64 if num_features >= 256 and dtype == torch.float32 else 32
+    return {"BLOCK_N": 16, "BLOCK_D": block, "num_warps": 4, "num_stages": 2}
+
+
+def assignment_blocks() -> Blocks:
+    """Blocks of a batch that is compared with itself, pair by pair."""
+    return {"BLOCK_N": 64, "num_warps": 4, "num_stages": 2}
+
+
+def mean_blocks(num_features: int) -> Blocks:
+    """Blocks of the features of a class mean, streaming over BLOCK_N samples."""
+    block = class_block(num_features, 256)
+    return {"BLOCK_N": 16, "BLOCK_D": block, "num_warps": 1 if block <= 32 else 4, "num_stages": 2}

@@ -1,4 +1,4 @@
-"""Prints the table of docs/accuracy.md: measured errors of every implementation, function and dtype.
+"""Print the table of docs/accuracy.md: measured errors of every implementation, function and dtype.
 
     python tests/kernels/accuracy_table.py
 
@@ -21,13 +21,13 @@ import plsp_kernels
 from cases import KINDS, Problem, clear_threshold, make_problem, maximum
 
 CASES = [(3, 17, 7, 19), (17, 17, 2, 130), (17, 3, 41, 84)]
-INTERPRETER_CASES = [(3, 17, 7, 19)]  # an interpreted kernel takes a thousand times longer
+INTERPRETER_CASES = [(3, 17, 7, 19)]  # interpreted kernels are a thousand times slower
 STRENGTHS = (0.01, 1.0)
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def results(problem: Problem, impl: str, strength: float, threshold: float) -> dict[str, list[Tensor]]:
-    """Every public function: its results, and those of its gradient."""
+    """Results and gradients of every public function."""
     problem = problem.leaves()
     samples = problem.weight, problem.covariance, problem.pseudo_labels
     options = {"strength": strength, "impl": impl}

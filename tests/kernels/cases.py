@@ -1,8 +1,8 @@
-"""Random problems for the kernel tests, and the two rules by which results are compared.
+"""Random problems for the kernel tests, and the two rules for comparing results.
 
-Problems look like training does: logits are `features @ weight.T + bias` for features that lean towards the row of
-their class, strong views are noisier than weak ones, covariances are those of samples, so positive semi-definite and,
-for more features than samples, singular.
+Problems resemble training: logits are `features @ weight.T + bias` with features biased towards the weight of their
+class, strong views are noisier than weak ones, and covariances are sample covariances: positive semi-definite and, with
+more features than samples, singular.
 """
 
 import contextlib
@@ -20,12 +20,12 @@ STRENGTH = 0.3
 KINDS = ("full", "diagonal")
 PATTERNS = ("flipped", "single", "all_but_one", "full")
 TERMS = ("total", "supervised", "consistency", "complementary")
-# What computes a small step of the loss in float32: the operators of torch_impl, or C compiled for some processor.
+# Implementations of a small float32 step: the operators of torch_impl, or C compiled for some instruction set.
 FORMS = ("operators", *native.VERSIONS)
 DIFFERENTIABLE = ("labeled_logits", "weak_logits", "strong_logits", "weight")
 
-# (Bl, Bu, l, d): sizes around and between the powers of two that tiles have; every l of the grid 2, 7, 41, 130 meets
-# two feature sizes of 1, 19, 84, 130 and batches on both sides of l, where the classes get slots in another way.
+# (Bl, Bu, l, d): sizes around and between powers of two, the tile sizes. Every l in 2, 7, 41, 130 occurs with two d in
+# 1, 19, 84, 130 and with batches smaller and larger than l, which assign slots differently.
 SHAPES = [
     (1, 3, 2, 1),
     (17, 17, 2, 130),
@@ -54,7 +54,7 @@ class Problem:
     class_thresholds: Tensor  # (l,)
 
     def map(self, function: Callable[[Tensor], Tensor], names: Iterable[str] | None = None) -> "Problem":
-        """This problem with the function applied to the named tensors, by default to all floating-point ones."""
+        """Apply the function to the named tensors, by default to all floating-point ones."""
         if names is None:
             names = [f.name for f in dataclasses.fields(self) if getattr(self, f.name).is_floating_point()]
         return dataclasses.replace(self, **{name: function(getattr(self, name)) for name in names})
@@ -63,7 +63,7 @@ class Problem:
         return self.map(lambda tensor: tensor.to(dtype))
 
     def leaves(self, names: Iterable[str] = DIFFERENTIABLE) -> "Problem":
-        """A copy in which the named tensors, and they alone, ask for gradients."""
+        """A copy in which only the named tensors require gradients."""
         copy = self.map(lambda tensor: tensor.detach().clone())
         return copy.map(lambda tensor: tensor.requires_grad_(), names)
 
@@ -85,7 +85,7 @@ class Problem:
         )
 
     def gradients(self, output: Tensor, names: Iterable[str] = DIFFERENTIABLE) -> dict[str, Tensor]:
-        """Gradients of a scalar, zero where it does not depend on the tensor."""
+        """Gradients of a scalar; zero for tensors it does not depend on."""
         names = list(names)
         tensors = [getattr(self, name) for name in names]
         if not output.requires_grad:
@@ -125,7 +125,7 @@ def make_problem(
         return (lean + noise * normal(classes.shape[0], num_features)) @ weight.T + bias
 
     labeled_logits, weak_logits, strong_logits = logits(labels, 0.5), logits(truth, 0.5), logits(truth, 1.5)
-    samples = normal(num_classes, 20, num_features)  # fewer than features in most shapes: Σ is singular there
+    samples = normal(num_classes, 20, num_features)  # fewer samples than features in most shapes: Σ is singular
     covariance = samples.mT @ samples / 20 if kind == "full" else samples.square().mean(1)
     candidates = _candidates(truth, num_classes, pattern, generator)
     return Problem(
@@ -155,7 +155,7 @@ def _candidates(truth: Tensor, num_classes: int, pattern: str, generator: torch.
 
 
 def _members(candidates: Tensor, generator: torch.Generator) -> Tensor:
-    """One candidate of each row, at random: (N,)."""
+    """One random candidate per row: (N,)."""
     return (torch.rand(candidates.shape, generator=generator) * candidates).argmax(1)
 
 
@@ -172,7 +172,7 @@ def maximum(tensor: Tensor) -> float:
 
 
 def assert_same(found: Tensor, truth: Tensor, tolerance: float = 1e-12, name: str = "result") -> None:
-    """Equal to `tolerance` of the largest element (at least one): rounding of float64 by default."""
+    """Equal up to `tolerance` times the largest element (at least one); by default float64 rounding."""
     assert found.shape == truth.shape, f"{name}: shape {tuple(found.shape)}, wanted {tuple(truth.shape)}"
     assert found.isfinite().all(), f"{name} is not finite"
     error, allowed = maximum(found.double() - truth.double()), tolerance * max(1.0, maximum(truth))
@@ -180,10 +180,10 @@ def assert_same(found: Tensor, truth: Tensor, tolerance: float = 1e-12, name: st
 
 
 def assert_error_rule(found: Tensor, rival: Tensor, truth: Tensor, slack: float, name: str = "result") -> None:
-    """Against float64 truth, not less accurate than the reference in the same dtype, but for `slack`.
+    """At least as accurate against float64 truth as the reference in the same dtype, up to `slack`.
 
-    The slack is in units of float32's epsilon at the size of the result: half-precision inputs too are computed in
-    float32, and rounding the result to the input's dtype costs the reference as much.
+    The slack is in units of float32 epsilon at the size of the result: half-precision inputs are computed in float32
+    too, and rounding the result to the input dtype affects the reference equally.
     """
     assert found.dtype == rival.dtype
     assert found.shape == truth.shape
@@ -194,13 +194,13 @@ def assert_error_rule(found: Tensor, rival: Tensor, truth: Tensor, slack: float,
 
 
 def torch_impl_module(name: str):
-    """The module plsp_kernels.torch_impl.<name>; as an attribute of the package that name is a function."""
+    """The module plsp_kernels.torch_impl.<name>; the package attribute of that name is a function."""
     return importlib.import_module(f"plsp_kernels.torch_impl.{name}")
 
 
 @contextlib.contextmanager
 def closed_form(form: str) -> Iterator[None]:
-    """Let this one of FORMS serve the loss."""
+    """Compute the loss with this one of FORMS."""
     versions = native.VERSIONS
     native.VERSIONS = versions[: FORMS.index(form)]
     try:
@@ -210,7 +210,7 @@ def closed_form(form: str) -> Iterator[None]:
 
 
 class Elsewhere(torch.Tensor):
-    """A CPU tensor that says it is on another device, for the branches that never look at values there."""
+    """A CPU tensor that claims to be on another device, to test branches that must not read values."""
 
     @property
     def device(self) -> torch.device:

@@ -1,4 +1,4 @@
-"""What a user can do wrong: each error names the argument, what was seen and what is wanted."""
+"""User errors: each message names the argument, what it got and what it expects."""
 
 import os
 import subprocess
@@ -78,7 +78,7 @@ def replaced(row, value):
     return change
 
 
-# which arguments; what is wrong; the change; the error; what the message must quote of what was seen
+# arguments; description; change; exception type; what the message must quote
 BREAKS = [
     ((*FLOATS, *SETS, *NUMBERS), "list", lambda t: t.tolist(), TypeError, "list"),
     ((*FLOATS, *SETS, *NUMBERS), "extra dimension", lambda t: t[None], ValueError, r"\(1, "),
@@ -117,6 +117,11 @@ BREAKS = [
     (("thresholds",), "other size", lambda _: torch.zeros(L + 1), ValueError, r"\(8,\)"),
     (("thresholds",), "integers", lambda _: torch.zeros(L, dtype=torch.int64), TypeError, "int64"),
     (("thresholds",), "other device", lambda _: torch.zeros(L, device="meta"), ValueError, "meta"),
+    (("strength", "ss_weight"), "vector", lambda _: torch.zeros(1), ValueError, r"\(1,\)"),
+    (("strength", "ss_weight", "thresholds"), "integer tensor", lambda _: torch.tensor(1), TypeError, "int64"),
+    (("strength", "ss_weight", "thresholds"), "elsewhere", lambda _: torch.ones((), device="meta"), ValueError, "meta"),
+    (("strength", "ss_weight", "thresholds"), "nan tensor", lambda _: torch.tensor(torch.nan), ValueError, "nan"),
+    (("strength", "thresholds"), "negative tensor", lambda _: torch.tensor(-0.5), ValueError, "-0.5"),
     (("impl",), "unknown", lambda _: "cuda", ValueError, "'cuda'"),
     (("impl",), "none", lambda _: None, ValueError, "None"),
     (("reduction",), "unknown", lambda _: "average", ValueError, "'average'"),
@@ -146,11 +151,11 @@ CASES = [
 
 
 @pytest.mark.parametrize(("function", "argument", "change", "kind", "seen"), CASES)
-def test_bad_argument_is_named(function, argument, change, kind, seen):
+def test_error_names_the_invalid_argument(function, argument, change, kind, seen):
     call, _ = FUNCTIONS[function]
     arguments = arguments_of(function)
     arguments[argument] = change(arguments[argument])
-    # Sizes have to agree; where one argument disagrees with another, the message may name that one.
+    # If sizes of two arguments disagree, the message may name either.
     blamed = {
         "weight": "weight|labeled_logits|covariance",
         "logits": "logits|candidates|labels|classes",
@@ -161,25 +166,25 @@ def test_bad_argument_is_named(function, argument, change, kind, seen):
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_arguments_are_good_before_they_are_broken(function):
+def test_unmodified_arguments_are_valid(function):
     """Guards the test above."""
     FUNCTIONS[function][0](**arguments_of(function))
 
 
 @pytest.mark.parametrize("function", [name for name in FUNCTIONS if name != "class_activation_labels"])
-def test_other_device_of_the_weight_is_noticed(function):
+def test_weight_on_another_device_is_an_error(function):
     arguments = arguments_of(function)
     arguments["weight"] = arguments["weight"].to("meta")
     with pytest.raises(ValueError, match=r"must be on meta.*got cpu"):
         FUNCTIONS[function][0](**arguments)
 
 
-def test_empty_row_of_class_activation_labels_on_other_device():
+def test_candidates_on_another_device_are_an_error():
     with pytest.raises(ValueError, match=r"candidates must be on cpu.*got meta"):
         plsp_kernels.class_activation_labels(torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool, device="meta"))
 
 
-def test_a_single_class_is_refused():
+def test_single_class_is_an_error():
     with pytest.raises(ValueError, match=r"weight must have at least 2 rows.*got 1"):
         plsp_kernels.semantic_log_softmax(
             torch.zeros(2, 1), torch.zeros(1, 3), torch.zeros(1, 3), torch.zeros(2, dtype=torch.int64), strength=0.1
@@ -187,27 +192,27 @@ def test_a_single_class_is_refused():
 
 
 @pytest.mark.parametrize("zero", [0, 0.0, False])
-def test_strength_zero_is_good_in_any_number_type(zero):
+def test_zero_strength_is_valid_in_any_number_type(zero):
     arguments = arguments_of("semantic_log_softmax") | {"strength": zero}
     assert plsp_kernels.semantic_log_softmax(**arguments).isfinite().all()
 
 
 @pytest.mark.parametrize("function", [name for name in FUNCTIONS if name != "class_activation_labels"])
-def test_triton_on_cpu_without_the_interpreter_says_what_to_do(function, monkeypatch):
+def test_error_for_triton_on_cpu_suggests_the_interpreter(function, monkeypatch):
     pytest.importorskip("triton")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ValueError, match=r"impl='triton'.*cpu.*TRITON_INTERPRET=1"):
         FUNCTIONS[function][0](**(arguments_of(function) | {"impl": "triton"}))
 
 
-def test_triton_that_is_not_installed_is_named(monkeypatch):
-    monkeypatch.setattr("plsp_kernels.checks._HAS_TRITON", False)
+def test_missing_triton_is_an_error(monkeypatch):
+    monkeypatch.setattr("plsp_kernels.dispatch._HAS_TRITON", False)
     with pytest.raises(ValueError, match=r"impl='triton'.*not installed.*impl='auto'"):
         plsp_kernels.semantic_log_softmax(**(arguments_of("semantic_log_softmax") | {"impl": "triton"}))
 
 
-def test_values_are_looked_at_everywhere_on_request_only():
-    """PLSP_CHECK_VALUES is read at import, hence the processes; the meta device stands for a GPU: it has no values."""
+def test_values_are_checked_on_all_devices_only_on_request():
+    """PLSP_CHECK_VALUES is read at import, hence the subprocesses. The meta device stands in for a GPU."""
     code = (
         "import torch; from plsp_kernels import checks;"
         "print(checks.looks_at_values(torch.zeros(1)), checks.looks_at_values(torch.zeros(1, device='meta')))"
@@ -241,7 +246,7 @@ class TestModules:
             (lambda: SemanticUpperBoundLoss(5, 4, 3, beta=-1.0), ValueError, r"beta .*-1"),
         ],
     )
-    def test_bad_construction_is_named(self, make, kind, message):
+    def test_error_names_the_invalid_constructor_argument(self, make, kind, message):
         with pytest.raises(kind, match=message):
             make()
 
@@ -260,7 +265,7 @@ class TestModules:
             (torch.zeros(3, 4), torch.tensor([0, 1, -1]), ValueError, r"labels .*-1"),
         ],
     )
-    def test_bad_covariance_update_is_named_and_changes_nothing(self, covariance, features, labels, kind, message):
+    def test_invalid_covariance_update_raises_and_changes_nothing(self, covariance, features, labels, kind, message):
         statistics = SemanticCovariance(6, 4, covariance)
         with pytest.raises(kind, match=message):
             statistics.update(features, labels)
@@ -283,7 +288,7 @@ class TestModules:
             (2, torch.tensor([True, True], device="meta"), ValueError, r"selected .*cpu.*meta"),
         ],
     )
-    def test_bad_curriculum_update_is_named_and_changes_nothing(self, place, value, kind, message):
+    def test_invalid_curriculum_update_raises_and_changes_nothing(self, place, value, kind, message):
         curriculum = CurriculumThreshold(10, 4)
         arguments = list(self.GOOD)
         arguments[place] = value

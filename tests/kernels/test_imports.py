@@ -1,4 +1,4 @@
-"""`import plsp_kernels` stays light. Each case is a process of its own: what is imported cannot be taken back."""
+"""`import plsp_kernels` stays light. Each case runs in a subprocess, since imports cannot be undone."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ assert weight.grad.isfinite().all()
 
 
 def run(code, **environment):
-    # from another folder than the repository's, with no hint at Triton
+    # outside the repository, with no Triton variables set
     clean = {k: v for k, v in os.environ.items() if not k.startswith("TRITON")}
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     clean["PYTHONPATH"] = os.pathsep.join(filter(None, [root, clean.get("PYTHONPATH")]))
@@ -35,7 +35,7 @@ def run(code, **environment):
 
 
 def blocking(*names):
-    """Code after which importing these fails as if they were not installed, also to those who only look for them."""
+    """Code after which these modules can be neither imported nor found, as if not installed."""
     return f"""
 import sys
 class Block:
@@ -50,11 +50,11 @@ sys.meta_path.insert(0, Block())
 
 
 @pytest.mark.parametrize("missing", [("triton",), OPTIONAL], ids=["triton", "everything optional"])
-def test_training_step_needs_nothing_optional(missing):
+def test_training_step_runs_without_optional_packages(missing):
     run(blocking(*missing) + STEP)
 
 
-def test_training_step_needs_no_compiled_extension():
+def test_training_step_runs_without_the_extension():
     without = "import sys; sys.modules['plsp_kernels.native._kernels'] = None"
     assert run(f"{without}\n{STEP}\nfrom plsp_kernels import native; print(native.VERSIONS)") == "()"
 
@@ -65,7 +65,7 @@ def test_blocked_modules_cannot_be_imported():
     assert run(code % (OPTIONAL,)).split() == list(OPTIONAL)
 
 
-def test_missing_triton_is_named_when_asked_for():
+def test_explicit_triton_without_the_package_is_an_error():
     code = """
 import torch, plsp_kernels
 try:
@@ -78,7 +78,7 @@ except ValueError as error:
     assert "not installed" in message
 
 
-def test_import_brings_in_nothing_optional():
+def test_import_loads_no_optional_packages():
     code = "import torch, sys; before = set(sys.modules); import plsp_kernels; print(*(set(sys.modules) - before))"
     imported = {name.partition(".")[0] for name in run(code).split()}
     assert "plsp_kernels" in imported
@@ -94,7 +94,7 @@ def test_import_sets_no_environment():
     assert run(code) == "True"
 
 
-def test_import_leaves_global_settings_of_torch_alone():
+def test_import_does_not_change_torch_settings():
     code = """
 import torch
 def settings():
@@ -108,7 +108,7 @@ print(settings() == before and torch.equal(torch.get_rng_state(), state))
     assert run(code) == "True"
 
 
-def test_public_names_are_those_promised():
+def test_public_names_are_stable():
     import plsp_kernels
 
     assert set(plsp_kernels.__all__) == {

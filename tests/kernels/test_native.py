@@ -1,6 +1,5 @@
-"""The compiled step: when it serves, and what only C can get wrong. Its accuracy is tested wherever the loss is."""
+"""The C extension: which calls it serves, and failures specific to C. Tests of the loss cover its accuracy."""
 
-import contextlib
 import math
 import shutil
 
@@ -8,144 +7,163 @@ import pytest
 import torch
 
 import plsp_kernels
-from cases import FORMS, KINDS, assert_same, closed_form, make_problem, torch_impl_module
-from plsp_kernels import native, reference
-from plsp_kernels.ops.registration import KERNELS
+from cases import FORMS, KINDS, assert_same, closed_form, make_problem
+from plsp_kernels import native, reference, torch_impl
+from plsp_kernels.quadratic import centred_rows
+from plsp_kernels.step import Step, StepResult
 
 VERSIONS = FORMS[1:]
-NAMES = ("values", "grad_rows", "grad_weight", "odds", "grad_odds", "centred", "gram", "product")
-NAMES += ("confidence", "prediction", "mask")
+NAMES = StepResult._fields
 
 
-def step(num_labeled=6, num_unlabeled=9, num_classes=7, num_features=5, *, kind="full", again=False, **changes):
-    """Arguments of the operator in float32, by name."""
+def make_step(num_labeled=6, num_unlabeled=9, num_classes=7, num_features=5, *, kind="full", again=False, **changes):
+    """A step in float32."""
     problem = make_problem(num_labeled, num_unlabeled, num_classes, num_features, kind=kind, dtype=torch.float32)
-    arguments = {
-        "labeled": problem.labeled_logits,
-        "strong": problem.strong_logits,
-        "weak": problem.weak_logits,
-        "weight": problem.weight,
-        "covariance": problem.covariance,
-        "labels": problem.labels,
-        "pseudo_labels": problem.pseudo_labels,
-        "candidates": problem.candidates,
-        "labeled_candidates": problem.labeled_candidates if again else None,
-        "thresholds": problem.class_thresholds,
-        "strength": 0.3,
-        "ss_weight": 0.7,
-        "beta": 1.2,
-        "argmax_in_candidates": True,
-        "need_logits": True,
-        "need_weight": True,
-    }
-    return arguments | changes
+    step = Step(
+        problem.labeled_logits,
+        problem.weak_logits,
+        problem.strong_logits,
+        problem.weight,
+        problem.covariance,
+        problem.labels,
+        problem.candidates,
+        problem.pseudo_labels,
+        problem.labeled_candidates if again else None,
+        problem.class_thresholds,
+        number(0.3),
+        number(0.7),
+        1.2,
+        True,
+    )
+    return step._replace(**changes)
 
 
-def double(arguments):
-    return {
-        name: value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
-        for name, value in arguments.items()
-    }
+def number(value):
+    return torch.tensor(value, dtype=torch.float64)
 
 
-def upper_bound(arguments, form):
-    with closed_form(form):
-        served = native.serves(
-            arguments["labels"].shape[0] + arguments["pseudo_labels"].shape[0],
-            arguments["weight"],
-            arguments["covariance"],
-        )
-        assert served == (form != "operators" and arguments["weight"].dtype == torch.float32)
-        return dict(zip(NAMES, KERNELS["upper_bound"](*arguments.values(), "torch"), strict=True))
+def upper_bound(step, version, upstream=None, need_logits=True, need_weight=True):
+    with closed_form(version):
+        return native.upper_bound(step, upstream, need_logits, need_weight)
 
 
-def assert_close(found, truth, classes, tolerance=4e-6):
-    """Up to Gram matrices of classes without a sample, which the operators compute and the C function does not."""
-    for name in NAMES:
-        if name in ("gram", "product") and truth[name].numel():
-            found[name], truth[name] = found[name][classes], truth[name][classes]
-        assert found[name].shape == truth[name].shape, name
-        error = (found[name].double() - truth[name].double()).abs()
-        scale = truth[name].double().abs().amax().clamp(min=1) if truth[name].numel() else 1
+def closed_form_in_float64(step, upstream=None):
+    """Ground truth."""
+    is_float = [isinstance(value, torch.Tensor) and value.is_floating_point() for value in step]
+    double = [value.double() if floats else value for value, floats in zip(step, is_float, strict=True)]
+    return StepResult(*torch.ops.plsp.upper_bound(*double, upstream, True, True, "torch"))
+
+
+def assert_agrees(step, version, upstream=None, tolerance=4e-6):
+    found, truth = upper_bound(step, version, upstream), closed_form_in_float64(step, upstream)
+    for name, result, expected in zip(NAMES, found, truth, strict=True):
+        assert result.shape == expected.shape, name
+        error = (result.double() - expected.double()).abs()
+        scale = expected.double().abs().amax().clamp(min=1) if expected.numel() else 1
         assert (error <= tolerance * scale).all(), name
 
 
-def assert_agrees(arguments, version):
-    classes = torch.cat([arguments["labels"], arguments["pseudo_labels"]]).unique()
-    assert_close(upper_bound(arguments, version), upper_bound(double(arguments), "operators"), classes)
-
-
-@contextlib.contextmanager
-def counting(monkeypatch, calls):
-    original = native.upper_bound
-    with monkeypatch.context() as patch:
-        patch.setattr(native, "upper_bound", lambda *args: calls.append(1) or original(*args))
-        yield
-
-
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build it with")
-def test_it_is_built_where_there_is_a_compiler():
+def test_extension_is_built_if_there_is_a_compiler():
     assert native.VERSIONS[:1] == ("baseline",)
 
 
 @pytest.mark.skipif(not VERSIONS, reason="not built")
-class TestService:
-    def calls(self, monkeypatch, shape, dtype):
-        calls = []
-        problem = make_problem(*shape, dtype=dtype).leaves()
-        with counting(monkeypatch, calls):
-            problem.loss(impl="auto").total.backward()
-        return len(calls)
+class TestRefusal:
+    """Refusals that the dispatcher checks before a call."""
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-    def test_small_steps_take_it(self, dtype, monkeypatch):
-        assert self.calls(monkeypatch, (64, 256, 10, 84), dtype) == 1
+    def test_float32_and_half_precision_on_a_cpu_are_served(self, dtype):
+        step = make_step()
+        assert native.step_refusal(Step(*(tensor.to(dtype) for tensor in step[:4]), *step[4:])) is None
+        assert native.labels_refusal(step.weak_logits.to(dtype)) is None
 
-    def test_few_samples_do_not(self, monkeypatch):
-        """Each class has its Gram matrix at its own place in the result, which then has more than samples need."""
-        assert self.calls(monkeypatch, (3, 4, 7, 5), torch.float32) == 1
-        assert self.calls(monkeypatch, (3, 3, 7, 5), torch.float32) == 0
+    @pytest.mark.parametrize("name", ["labeled_logits", "weak_logits", "strong_logits", "weight"])
+    def test_float64_is_refused(self, name):
+        step = make_step()
+        assert native.step_refusal(step._replace(**{name: getattr(step, name).double()})) == "float64 inputs"
+        assert native.labels_refusal(step.weak_logits.double()) == "float64 inputs"
 
-    def test_float64_does_not(self, monkeypatch):
-        assert self.calls(monkeypatch, (6, 9, 7, 5), torch.float64) == 0
+    def test_float64_statistics_are_served(self):
+        step = make_step()
+        step = step._replace(covariance=step.covariance.double(), thresholds=step.thresholds.double())
+        assert native.step_refusal(step) is None
 
-    def test_many_classes_do_not(self, monkeypatch):
-        assert self.calls(monkeypatch, (16, 16, native.MOST_CLASSES, 5), torch.float32) == 1
-        assert self.calls(monkeypatch, (16, 16, native.MOST_CLASSES + 1, 5), torch.float32) == 0
+    def test_other_devices_are_refused(self):
+        step, state = make_step(), [torch.zeros(3, 4, device="meta"), torch.zeros(3, 4), torch.zeros(3).long()]
+        assert native.step_refusal(step._replace(weight=step.weight.to("meta"))) == "inputs on meta"
+        assert native.labels_refusal(step.weak_logits.to("meta")) == "inputs on meta"
+        assert native.update_refusal(*state, torch.zeros(2, 4)) == "inputs on meta"
 
-    def test_large_batches_do_not(self):
-        weight, covariance = torch.empty(4, 5), torch.empty(4, 5, 5)
-        assert native.serves(native.MOST_PAIRS // 32, weight, covariance)
-        assert not native.serves(native.MOST_PAIRS // 32 + 1, weight, covariance)
+    def test_many_classes_are_refused(self):
+        assert native.step_refusal(make_step(16, 16, native.MOST_CLASSES)) is None
+        assert native.step_refusal(make_step(16, 16, native.MOST_CLASSES + 1)) == "more than 24 classes"
 
-    def test_many_features_do_not(self):
-        width = math.isqrt(native.MOST_PRODUCTS // 16) + 1
-        weight, covariance = torch.empty(4, width), torch.empty(4, 1, 1).expand(4, width, width)
-        assert not native.serves(9, weight, covariance)
-        assert native.serves(9, weight[:, :-9], covariance[:, :-9, :-9])
-        assert native.serves(9, weight, covariance[:, 0])
+    def test_fewer_samples_than_classes_are_refused(self):
+        assert native.step_refusal(make_step(3, 4, 7)) is None
+        assert native.step_refusal(make_step(3, 3, 7)) == "fewer samples than classes"
 
-    def test_other_devices_do_not(self):
-        assert not native.serves(9, torch.empty(4, 5, device="meta"), torch.empty(4, 5, device="meta"))
+    def test_everything_is_refused_without_the_extension(self, monkeypatch):
+        step, state = make_step(9, 9, 30), plsp_kernels.SemanticCovariance(3, 4).buffers()
+        monkeypatch.setattr(native, "VERSIONS", ())
+        not_built = "the C extension is not built; reinstall with a C compiler"
+        assert native.step_refusal(step) == not_built
+        assert native.labels_refusal(step.weak_logits.double()) == not_built
+        assert native.update_refusal(*state, torch.zeros(2, 4)) == not_built
 
-    def test_without_it_the_operators_serve(self, monkeypatch):
-        calls = []
-        problem = make_problem(6, 9, dtype=torch.float32)
-        with closed_form("operators"), counting(monkeypatch, calls):
-            without = problem.loss(impl="auto").total
-        assert not calls
-        torch.testing.assert_close(without, problem.loss(impl="auto").total)
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_statistics_must_be_contiguous_float32(self, kind):
+        shape = (3, 4, 4) if kind == "full" else (3, 4)
+        state, features = [torch.zeros(shape), torch.zeros(3, 4), torch.zeros(3, dtype=torch.int64)], torch.zeros(2, 4)
+        spread = [torch.zeros(*shape, 2)[..., 0], torch.zeros(3, 4, 2)[..., 0], torch.zeros(6, dtype=torch.int64)[::2]]
+        assert native.update_refusal(*state, features) is None
+        for i in range(3):
+            changed = [*state[:i], spread[i], *state[i + 1 :]]
+            assert native.update_refusal(*changed, features) == "statistics that are not contiguous"
+        assert native.update_refusal(state[0].double(), *state[1:], features) == "float64 inputs"
+        assert native.update_refusal(state[0], state[1].half(), state[2], features) == "statistics that are not float32"
+
+    def test_large_batches_are_left_to_operators(self):
+        step, most = make_step(4, 4, 4), native.MOST_PAIRS // 32
+        assert native.step_pays(step._replace(candidates=step.candidates[:1].expand(most - 4, 4)))
+        assert not native.step_pays(step._replace(candidates=step.candidates[:1].expand(most - 3, 4)))
+
+    def test_many_features_are_left_to_operators(self):
+        step, width = make_step(9, 0, 4), math.isqrt(native.MOST_PRODUCTS // 16) + 1
+        step = step._replace(weight=torch.empty(4, width), covariance=torch.empty(4, 1, 1).expand(4, width, width))
+        assert not native.step_pays(step)
+        assert native.step_pays(step._replace(weight=step.weight[:, :-9], covariance=step.covariance[:, :-9, :-9]))
+        assert native.step_pays(step._replace(covariance=step.covariance[:, 0]))
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_large_updates_are_left_to_operators(self, kind):
+        state = plsp_kernels.SemanticCovariance(2, 512, kind)
+        assert native.update_pays(*state.buffers(), torch.empty(8, 512))
+        assert native.update_pays(*state.buffers(), torch.empty(9, 512)) == (kind == "diagonal")
+
+    @pytest.mark.parametrize("dynamic", [False, True])
+    def test_refusals_can_be_compiled(self, dynamic):
+        def ask(*fields):
+            step = Step(*fields)
+            served = native.step_refusal(step) is None and native.step_pays(step)
+            update = step.covariance, step.weight, step.labels, step.weight
+            served = served and native.update_refusal(*update) is None and native.update_pays(*update)
+            return step.weight + (1 if served and native.labels_refusal(step.weak_logits) is None else 2)
+
+        step = make_step()
+        found = torch.compile(ask, fullgraph=True, dynamic=dynamic, backend="eager")(*step)
+        assert torch.equal(found, step.weight + 1)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 class TestStep:
-    # below, at and above the number of lanes of every version, in one class and spread over several
+    # below, at and above the lanes of every version, in one class and over several
     @pytest.mark.parametrize("count", [4, 5, 7, 8, 9, 15, 16, 17, 33])
     @pytest.mark.parametrize("num_classes", [2, 7])
     def test_blocks_of_any_size_agree(self, num_classes, count, version):
-        assert_agrees(step(count, count, num_classes, again=True), version)
+        assert_agrees(make_step(count, count, num_classes, again=True), version)
         one_class = {name: torch.zeros(count, dtype=torch.int64) for name in ("labels", "pseudo_labels")}
-        assert_agrees(step(count, count, num_classes, **one_class), version)
+        assert_agrees(make_step(count, count, num_classes, **one_class), version)
 
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("again", [False, True])
@@ -153,62 +171,84 @@ class TestStep:
     @pytest.mark.parametrize("num_features", [1, 4, 7, 8, 13, 84])
     @pytest.mark.parametrize("num_classes", [2, 4, 8, 10, 17, 24])
     def test_shapes_agree(self, num_classes, num_features, again, kind, version):
-        assert_agrees(step(13, 20, num_classes, num_features, kind=kind, again=again), version)
+        assert_agrees(make_step(13, 20, num_classes, num_features, kind=kind, again=again), version)
 
     @pytest.mark.parametrize("sizes", [(0, 9), (9, 0)], ids=str)
     @pytest.mark.parametrize("again", [False, True])
     def test_empty_batches_agree(self, sizes, again, version):
-        assert_agrees(step(*sizes, again=again), version)
+        assert_agrees(make_step(*sizes, again=again), version)
 
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("need_weight", [False, True])
     @pytest.mark.parametrize("need_logits", [False, True])
     def test_unneeded_gradients_are_empty_and_change_nothing(self, need_logits, need_weight, kind, version):
-        everything = upper_bound(step(kind=kind), version)
-        found = upper_bound(step(kind=kind, need_logits=need_logits, need_weight=need_weight), version)
-        needed = {"grad_rows": need_logits, "grad_weight": need_weight, "product": need_weight}
-        for name in NAMES:
+        everything = upper_bound(make_step(kind=kind), version)
+        found = upper_bound(make_step(kind=kind), version, None, need_logits, need_weight)
+        needed = {"grad_logits": need_logits, "grad_weight": need_weight}
+        for name, result, expected in zip(NAMES, found, everything, strict=True):
             if needed.get(name, True):
-                assert torch.equal(found[name], everything[name]), name
+                assert torch.equal(result, expected), name
             else:
-                assert found[name].numel() == 0
+                assert result.numel() == 0
+
+    @pytest.mark.parametrize("upstream", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (0.5, -2, 3)], ids=str)
+    @pytest.mark.parametrize("again", [False, True])
+    def test_gradients_of_weighted_terms_agree(self, again, upstream, version):
+        step = make_step(again=again, thresholds=torch.zeros(7))
+        assert_agrees(step, version, torch.tensor(upstream, dtype=torch.float32))
+        plain, weighted = upper_bound(step, version), upper_bound(step, version, torch.tensor(upstream))
+        for name in ("total", "terms", "confidence", "mask"):
+            assert torch.equal(getattr(plain, name), getattr(weighted, name)), name
+
+    def test_pseudo_labels_are_chosen_if_none_are_given(self, version):
+        given = make_step(pseudo_labels=native.class_activation_labels(make_step().weak_logits, make_step().candidates))
+        found, expected = upper_bound(given._replace(pseudo_labels=None), version), upper_bound(given, version)
+        assert torch.equal(found.pseudo_labels, given.pseudo_labels)
+        assert expected.pseudo_labels.shape == (0,)
+        for name in NAMES:
+            if name != "pseudo_labels":
+                assert torch.equal(getattr(found, name), getattr(expected, name)), name
 
     @pytest.mark.parametrize("strength", [40.0, 1e4])
-    def test_interactions_beyond_the_exponent_range_agree(self, strength, version):
-        """The direct form: λG of the first reaches past half of float32's exponents, of the second past all."""
-        arguments = step(strength=strength)
-        found, truth = upper_bound(arguments, version), upper_bound(double(arguments), "operators")
-        assert strength * truth["gram"].abs().max() > 60
-        # an exponent is rounded by its size in epsilon, and moves odds and shares by as much
-        size = float(strength * truth["gram"].abs().max())
-        for name in ("odds", "grad_odds", "grad_rows"):
-            assert (found[name] - truth[name]).abs().max() <= 2 * size * 1.2e-7 * truth[name].abs().max().clamp(min=1)
+    def test_direct_form_agrees_beyond_the_exponent_range(self, strength, version):
+        """λG exceeds half of the float32 exponent range in the first case and all of it in the second."""
+        step = make_step(strength=number(strength))
+        found, truth = upper_bound(step, version), closed_form_in_float64(step)
+        # rounding an exponent of size E changes log-odds and shares by E epsilon
+        gram, _ = torch_impl.class_gram(centred_rows(step.weight), step.covariance, torch.arange(7), False)
+        size = float(strength * gram.abs().max())
+        assert size > 60
+        for name in ("total", "terms", "grad_logits"):
+            result, expected = getattr(found, name), getattr(truth, name)
+            assert (result - expected).abs().max() <= 2 * size * 1.2e-7 * expected.abs().max().clamp(min=1)
 
-    def test_covariances_that_are_none_do_not_overflow_unseen(self, version):
-        """Not positive semi-definite: interactions of 150 either way, yet the diagonals of all Gram matrices are 0."""
+    def test_invalid_covariance_does_not_overflow_silently(self, version):
+        """Not positive semi-definite: interactions of ±150, although all Gram diagonals are zero."""
         covariance = torch.zeros(4, 2, 2)
         covariance[:, 0, 1] = covariance[:, 1, 0] = 150.0
         weight = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
-        arguments = step(3, 4, 4, 2, strength=1.0, covariance=covariance, weight=weight)
-        found, truth = upper_bound(arguments, version)["odds"], upper_bound(double(arguments), "operators")["odds"]
-        assert truth.abs().max() > 140
-        assert (found - truth).abs().max() < 1e-6 * truth.abs().max()
+        step = make_step(3, 4, 4, 2, strength=number(1.0), covariance=covariance, weight=weight)
+        found, truth = upper_bound(step, version).terms, closed_form_in_float64(step).terms
+        assert truth.max() > 70
+        assert (found - truth).abs().max() < 1e-6 * truth.max()
 
-    def test_gradients_of_the_weight_move_no_mean(self, version):
-        """The loss sees differences of rows only."""
-        found = upper_bound(step(20, 30), version)["grad_weight"]
+    def test_weight_gradient_sums_to_zero_over_classes(self, version):
+        """The loss depends only on differences of rows."""
+        found = upper_bound(make_step(20, 30), version).grad_weight
         assert found.abs().max() > 1e-3
         assert found.sum(0).abs().max() < 1e-6
 
-    def test_classes_without_a_sample_are_left_out(self, version):
-        found = upper_bound(step(labels=torch.ones(6).long(), pseudo_labels=torch.ones(9).long()), version)
-        for name in ("gram", "product"):
-            assert found[name][1].any()
-            assert not found[name][[0, 2, 3, 4, 5, 6]].any()
+    def test_classes_without_samples_are_skipped(self, version):
+        """Their covariances are not even read."""
+        step = make_step(labels=torch.ones(6).long(), pseudo_labels=torch.ones(9).long())
+        expected = upper_bound(step, version)
+        step.covariance[[0, 2, 3, 4, 5, 6]] = math.nan
+        for found, wanted in zip(upper_bound(step, version), expected, strict=True):
+            assert torch.equal(found, wanted)
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_every_element_is_written_and_none_beyond(self, kind, version, monkeypatch):
-        """Outputs are cut from poisoned memory with a margin of poison on either side."""
+    def test_every_output_element_is_written_and_none_beyond(self, kind, version, monkeypatch):
+        """Outputs are allocated in poisoned memory with a poisoned margin on either side."""
         arenas = []
 
         def poisoned(like, *size):
@@ -217,64 +257,186 @@ class TestStep:
             arenas.append(arena)
             return arena[64 : 64 + math.prod(size)].view(size)
 
-        arguments = step(5, 11, 7, 13, kind=kind, again=True, labels=torch.tensor([0, 1, 1, 3, 5]))
-        expected = upper_bound(arguments, version)
+        step = make_step(5, 11, 7, 13, kind=kind, again=True, labels=torch.tensor([0, 1, 1, 3, 5]), pseudo_labels=None)
+        expected = upper_bound(step, version)
         monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
-        found = upper_bound(arguments, version)
+        found = upper_bound(step, version)
         monkeypatch.undo()
         assert len(arenas) == len(NAMES)
         for arena in arenas:
             for margin in (arena[:64], arena[-64:]):
                 assert margin.isnan().all() if arena.is_floating_point() else (margin == margin[0]).all()
-        for name in NAMES:
-            assert torch.equal(found[name], expected[name]), name
+        for name, result, wanted in zip(NAMES, found, expected, strict=True):
+            assert torch.equal(result, wanted), name
 
-    def test_same_bits_in_any_order_of_instances(self, version):
-        """A row's results depend on no other row, wherever in a block it comes to lie."""
-        arguments = step(0, 20)
+    def test_results_do_not_depend_on_instance_order(self, version):
+        """Results of a row do not depend on other rows or on its position in a block."""
+        step = make_step(0, 20)
         order = torch.randperm(20, generator=torch.Generator().manual_seed(0))
-        names = ("strong", "weak", "pseudo_labels", "candidates")
-        moved = arguments | {name: arguments[name][order] for name in names}
-        found, expected = upper_bound(moved, version), upper_bound(arguments, version)
-        for name in ("odds", "grad_odds", "grad_rows"):
-            again = torch.cat([rows[order] for rows in expected[name].split(20)])
-            assert torch.equal(found[name], again), name
+        names = ("strong_logits", "weak_logits", "pseudo_labels", "candidates")
+        moved = step._replace(**{name: getattr(step, name)[order] for name in names})
+        found, expected = upper_bound(moved, version), upper_bound(step, version)
+        again = torch.cat([rows[order] for rows in expected.grad_logits.split(20)])
+        assert torch.equal(found.grad_logits, again)
         for name in ("confidence", "prediction", "mask"):
-            assert torch.equal(found[name], expected[name][order]), name
+            assert torch.equal(getattr(found, name), getattr(expected, name)[order]), name
 
-    @pytest.mark.parametrize("name", ["labeled", "strong", "weak"])
+    @pytest.mark.parametrize("name", ["labeled_logits", "strong_logits", "weak_logits"])
     @pytest.mark.parametrize("value", [math.nan, math.inf])
-    def test_logits_that_are_not_finite_show_in_the_loss(self, value, name, version):
-        # every instance takes part, and some class is outside its candidates
+    def test_non_finite_logits_propagate_to_the_loss(self, value, name, version):
+        # every instance enters the consistency term and has a non-candidate class
         changes = {"thresholds": torch.zeros(7), "argmax_in_candidates": False}
-        arguments = step(candidates=torch.ones(9, 7, dtype=torch.bool).tril(5), **changes)
-        arguments[name] = arguments[name].clone()
-        arguments[name][2] = value
-        assert not upper_bound(arguments, version)["values"][0].isfinite()
+        step = make_step(candidates=torch.ones(9, 7, dtype=torch.bool).tril(5), **changes)
+        getattr(step, name)[2] = value
+        assert not upper_bound(step, version).total.isfinite()
 
     @pytest.mark.parametrize("name", ["labels", "pseudo_labels"])
     @pytest.mark.parametrize("value", [7, -1, 2**40])
-    def test_numbers_out_of_range_are_refused(self, name, value, version):
-        arguments = step()
-        arguments[name] = arguments[name].clone()
-        arguments[name][3] = value
-        with pytest.raises(IndexError, match=r"labels and pseudo_labels must lie in \[0, 7\)"):
-            upper_bound(arguments, version)
+    def test_out_of_range_classes_are_rejected(self, name, value, version):
+        step = make_step()
+        getattr(step, name)[3] = value
+        with pytest.raises(IndexError, match=rf"^{name} must lie in \[0, 7\)"):
+            upper_bound(step, version)
 
-    def test_tails_keep_their_relative_accuracy(self, version):
-        """Slopes far down the sigmoid, and pseudo-targets whose probabilities are far down the normal distribution."""
+    def assert_relatively_accurate(self, step, version, column, condition):
+        """The gradient of one column of the strong logits, against float64."""
+        found, truth = (
+            result.grad_logits[:40, column].double()
+            for result in (upper_bound(step, version), closed_form_in_float64(step))
+        )
+        normal = truth.abs() > torch.finfo(torch.float32).tiny
+        assert normal.sum() > 30
+        assert ((found - truth).abs()[normal] <= condition * 1.2e-7 * truth[normal].abs()).all()
+        assert (found[~normal].abs() < 2 * torch.finfo(torch.float32).tiny).all()
+        return truth
+
+    # The condition of a tail is its exponent: rounding the logits alone moves it that much.
+
+    def test_tails_of_the_sigmoid_keep_their_relative_accuracy(self, version):
         spread = torch.linspace(0.5, 9, 40)
-        arguments = step(0, 40, 3, strength=0.0, thresholds=torch.zeros(3), argmax_in_candidates=False)
-        arguments["weak"] = torch.stack([torch.zeros(40), -spread, -1.05 * spread - 0.3], 1)
-        arguments["strong"] = torch.stack([torch.zeros(40), 9 * spread, -9 * spread], 1)
-        arguments["candidates"] = torch.tensor([[False, True, True]]).repeat(40, 1)
-        found = upper_bound(arguments, version)["grad_odds"].double()
-        truth = upper_bound(double(arguments), "operators")["grad_odds"]
-        tails = truth.abs() > torch.finfo(torch.float32).tiny
-        assert truth[tails].abs().min() < 1e-30
-        # the condition of a tail is its exponent, here at most 81 + 58: rounding the logits alone moves it that much
-        assert ((found - truth).abs()[tails] <= 140 * 1.2e-7 * truth[tails].abs()).all()
-        assert (found[~tails].abs() < 2 * torch.finfo(torch.float32).tiny).all()
+        step = make_step(
+            0,
+            40,
+            3,
+            strength=number(0.0),
+            thresholds=torch.zeros(3),
+            argmax_in_candidates=False,
+            strong_logits=torch.stack([torch.zeros(40), 9 * spread, -9 * spread], 1),
+            candidates=torch.tensor([[False, True, False]]).repeat(40, 1),  # a pseudo-target of one
+        )
+        assert self.assert_relatively_accurate(step, version, 1, 81).abs().min() < 1e-30
+
+    def test_tails_of_the_probit_keep_their_relative_accuracy(self, version):
+        """Pseudo-targets whose probabilities are far down the normal distribution."""
+        spread = torch.linspace(0.5, 9, 40)
+        step = make_step(
+            0,
+            40,
+            3,
+            strength=number(0.0),
+            thresholds=torch.zeros(3),
+            argmax_in_candidates=False,
+            weak_logits=torch.stack([torch.zeros(40), -spread, -1.05 * spread - 0.3], 1),
+            strong_logits=torch.tensor([[0.0, 200.0, 0.0]]).repeat(40, 1),  # only the second candidate has a slope
+            candidates=torch.tensor([[False, True, True]]).repeat(40, 1),
+        )
+        targets = -40 * self.assert_relatively_accurate(step, version, 2, 2 * 69)
+        assert targets.min() < 1e-4
+        assert targets.max() > 0.1
+
+
+TENSORS = Step._fields[:10]
+LOGITS = ("labeled_logits", "weak_logits", "strong_logits")
+
+
+@pytest.mark.skipif(not VERSIONS, reason="not built")
+class TestValidationOfSteps:
+    """C receives raw addresses, so invalid tensors must be rejected before the call."""
+
+    def refuses(self, error, name, step):
+        with pytest.raises(error, match=rf"^{name} must "):
+            native.upper_bound(step, None, True, True)
+
+    @pytest.mark.parametrize("name", TENSORS)
+    def test_other_dtypes_are_rejected(self, name):
+        step = make_step(again=True)
+        for dtype in {torch.int32, torch.uint8, torch.complex64} - {getattr(step, name).dtype}:
+            self.refuses(TypeError, name, step._replace(**{name: getattr(step, name).to(dtype)}))
+
+    @pytest.mark.parametrize("name", [*LOGITS, "weight"])
+    def test_float64_is_rejected(self, name):
+        step = make_step()
+        with pytest.raises(ValueError, match="impl='native' cannot serve this call: float64 inputs"):
+            native.upper_bound(step._replace(**{name: getattr(step, name).double()}), None, True, True)
+
+    @pytest.mark.parametrize("name", TENSORS)
+    def test_short_tensors_are_rejected(self, name):
+        """Short by one row. If sizes of two tensors disagree, the error may name either."""
+        step = make_step(again=True)
+        with pytest.raises(ValueError, match=r"^\w+ must have shape \("):
+            native.upper_bound(step._replace(**{name: getattr(step, name)[:-1]}), None, True, True)
+
+    @pytest.mark.parametrize("name", TENSORS)
+    @pytest.mark.parametrize("change", ["scalar", "empty", "flat", "narrow"])
+    def test_other_shapes_are_rejected(self, name, change):
+        step = make_step(again=True)
+        tensor = getattr(step, name)
+        if (name, change) == ("thresholds", "scalar"):
+            pytest.skip("one threshold for all classes")
+        changed = {
+            "scalar": tensor.flatten()[0],
+            "empty": tensor[..., :0],
+            "flat": tensor[None] if tensor.dim() == 1 else tensor.flatten(),
+            "narrow": tensor[..., :-1],
+        }
+        with pytest.raises(ValueError, match=r"^\w+ must have (shape|\d dimensions?)"):
+            native.upper_bound(step._replace(**{name: changed[change]}), None, True, True)
+
+    @pytest.mark.parametrize("name", TENSORS)
+    def test_other_devices_are_refused(self, name):
+        step = make_step(again=True)
+        self.refuses(ValueError, name, step._replace(**{name: getattr(step, name).to("meta")}))
+
+    @pytest.mark.parametrize("name", [*LOGITS, "weight", "covariance", "thresholds"])
+    def test_sparse_tensors_are_rejected(self, name):
+        step = make_step()
+        self.refuses(ValueError, name, step._replace(**{name: getattr(step, name).to_sparse()}))
+
+    @pytest.mark.parametrize("name", [*LOGITS, "thresholds"])
+    def test_missing_tensors_are_rejected(self, name):
+        self.refuses(TypeError, name, make_step()._replace(**{name: None}))
+
+    def test_unsupported_steps_are_rejected(self):
+        with pytest.raises(ValueError, match="impl='native' cannot serve this call: fewer samples than classes"):
+            native.upper_bound(make_step(3, 3, 7), None, True, True)
+
+    @pytest.mark.parametrize("name", TENSORS)
+    def test_non_contiguous_tensors_are_copied(self, name):
+        step = make_step(again=True)
+        tensor = getattr(step, name)
+        spread = torch.stack([tensor, torch.zeros_like(tensor)], -1)[..., 0]
+        assert not spread.is_contiguous()
+        found = native.upper_bound(step._replace(**{name: spread}), None, True, True)
+        for result, expected in zip(found, native.upper_bound(step, None, True, True), strict=True):
+            assert torch.equal(result, expected)
+
+    def test_one_threshold_serves_all_classes(self):
+        step = make_step(thresholds=torch.full((7,), 0.4))
+        found = native.upper_bound(step._replace(thresholds=number(0.4)), None, True, True)
+        for result, expected in zip(found, native.upper_bound(step, None, True, True), strict=True):
+            assert torch.equal(result, expected)
+
+    @pytest.mark.parametrize("name", [*LOGITS, "weight", "covariance", "thresholds"])
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
+    def test_other_float_dtypes_are_converted(self, name, dtype):
+        if dtype == torch.float64 and name not in ("covariance", "thresholds"):
+            pytest.skip("rejected")
+        step = make_step()
+        rounded = getattr(step, name).to(dtype)
+        found = native.upper_bound(step._replace(**{name: rounded}), None, True, True)
+        expected = native.upper_bound(step._replace(**{name: rounded.float()}), None, True, True)
+        for result, wanted in zip(found, expected, strict=True):
+            assert torch.equal(result, wanted)
 
 
 @pytest.mark.skipif(not VERSIONS, reason="not built")
@@ -284,7 +446,7 @@ class TestClassActivationLabels:
         found = native.class_activation_labels(problem.weak_logits, problem.candidates)
         assert torch.equal(found, reference.class_activation_labels(problem.weak_logits, problem.candidates))
 
-    def test_the_first_of_equals_is_taken(self):
+    def test_ties_go_to_the_lowest_class(self):
         logits, candidates = torch.zeros(1, 4), torch.tensor([[False, True, True, True]])
         assert native.class_activation_labels(logits, candidates).tolist() == [1]
 
@@ -294,7 +456,26 @@ class TestClassActivationLabels:
         found = native.class_activation_labels(logits, candidates)
         assert candidates.gather(1, found[:, None]).all()
 
-    def test_are_taken_by_the_public_function(self, monkeypatch):
+    def test_invalid_tensors_are_rejected(self):
+        logits, candidates = torch.zeros(3, 4), torch.ones(3, 4, dtype=torch.bool)
+        for error, name, arguments in [
+            (TypeError, "logits", (logits.double(), candidates)),
+            (ValueError, "logits", (logits[0], candidates)),
+            (ValueError, "logits", (logits.to("meta"), candidates)),
+            (TypeError, "candidates", (logits, candidates.long())),
+            (ValueError, "candidates", (logits, candidates[:2])),
+            (ValueError, "candidates", (logits, candidates.mT)),
+        ]:
+            with pytest.raises(error, match=rf"^{name} must "):
+                native.class_activation_labels(*arguments)
+
+    def test_non_contiguous_tensors_are_copied(self):
+        problem = make_problem(1, 9, dtype=torch.float32)
+        logits, candidates = problem.weak_logits.mT.contiguous().mT, problem.candidates.mT.contiguous().mT
+        expected = native.class_activation_labels(problem.weak_logits, problem.candidates)
+        assert torch.equal(native.class_activation_labels(logits, candidates), expected)
+
+    def test_used_by_the_public_function(self, monkeypatch):
         problem = make_problem(1, 9, dtype=torch.float32)
         calls, original = [], native.class_activation_labels
         monkeypatch.setattr(native, "class_activation_labels", lambda *args: calls.append(1) or original(*args))
@@ -306,7 +487,7 @@ class TestClassActivationLabels:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("kind", KINDS)
 class TestCovarianceUpdate:
-    """What the tests of SemanticCovariance, which run for every version, do not ask."""
+    """Complements the tests of SemanticCovariance, which run for every version."""
 
     # features around the lanes of a vector and the columns of a product
     @pytest.mark.parametrize("num_features", [1, 3, 4, 7, 8, 13, 16, 17, 84])
@@ -334,7 +515,7 @@ class TestCovarianceUpdate:
                 state.update(torch.randn(20, 13, generator=generator), torch.randint(3, (20,), generator=generator))
         assert torch.equal(state.covariance, state.covariance.mT)
 
-    def test_autograd_knows_that_they_were_written(self, kind, version):
+    def test_update_bumps_the_version_counter(self, kind, version):
         state = plsp_kernels.SemanticCovariance(3, 4, kind)
         scale = torch.ones_like(state.covariance, requires_grad=True)
         product = (scale * state.covariance).sum()
@@ -343,19 +524,19 @@ class TestCovarianceUpdate:
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             product.backward()
 
-    def test_inference_mode_may_make_and_update_them(self, kind, version):
+    def test_inference_mode_tensors_can_be_updated(self, kind, version):
         with torch.inference_mode(), closed_form(version):
             state = plsp_kernels.SemanticCovariance(3, 4, kind)
             state.update(torch.ones(2, 4), torch.tensor([0, 1]))
         assert state.count.tolist() == [1, 1, 0]
 
-    def test_labels_out_of_range_are_refused_before_anything_is_written(self, kind, version):
+    def test_out_of_range_labels_are_rejected_before_any_write(self, kind, version):
         state = plsp_kernels.SemanticCovariance(3, 4, kind)
         with closed_form(version), pytest.raises(IndexError, match=r"labels must lie in \[0, 3\)"):
             native.covariance_update(*state.buffers(), torch.ones(2, 4), torch.tensor([0, 3]))
         assert not any(buffer.any() for buffer in state.buffers())
 
-    def test_one_bad_sample_spoils_its_class_alone(self, kind, version):
+    def test_invalid_sample_affects_only_its_class(self, kind, version):
         state = plsp_kernels.SemanticCovariance(3, 4, kind)
         features = torch.ones(4, 4)
         features[1] = math.nan
@@ -365,20 +546,67 @@ class TestCovarianceUpdate:
         assert state.mean[[0, 2]].isfinite().all()
         assert state.covariance[[0, 2]].isfinite().all()
 
-    def test_statistics_that_are_not_dense_are_left_to_the_operators(self, kind, version):
-        shape = (3, 4, 4) if kind == "full" else (3, 4)
-        spread = [torch.zeros(*shape, 2)[..., 0], torch.zeros(3, 4, 2)[..., 0], torch.zeros(6, dtype=torch.int64)[::2]]
-        dense = [tensor.clone(memory_format=torch.contiguous_format) for tensor in spread]
-        batch = torch.arange(20.0).view(5, 4), torch.tensor([0, 1, 1, 2, 0])
-        with closed_form(version):
-            assert not native.serves_update(*spread, batch[0])
-            for state in (spread, dense):
-                torch_impl_module("covariance_update").covariance_update(*state, *batch)
-        for found, expected in zip(spread, dense, strict=True):
-            assert_same(found, expected, 2e-6)
+    @pytest.mark.parametrize(
+        ("name", "change", "error"),
+        [
+            ("covariance", lambda tensor: tensor.double(), TypeError),
+            ("covariance", lambda tensor: tensor[:2], ValueError),
+            ("covariance", lambda tensor: tensor[..., :3], ValueError),
+            ("covariance", lambda tensor: tensor[0, 0], ValueError),
+            ("covariance", lambda tensor: tensor.to("meta"), ValueError),
+            ("mean", lambda tensor: tensor.half(), TypeError),
+            ("mean", lambda tensor: tensor[0], ValueError),
+            ("count", lambda tensor: tensor.int(), TypeError),
+            ("count", lambda tensor: tensor[:2], ValueError),
+            ("count", lambda tensor: tensor[:, None], ValueError),
+            ("features", lambda tensor: tensor.long(), TypeError),
+            ("features", lambda tensor: tensor[0], ValueError),
+            ("features", lambda tensor: tensor[:, :3], ValueError),
+            ("features", lambda tensor: tensor.to("meta"), ValueError),
+            ("labels", lambda tensor: tensor.int(), TypeError),
+            ("labels", lambda tensor: tensor[:1], ValueError),
+            ("labels", lambda tensor: tensor[:0], ValueError),
+            ("labels", lambda tensor: tensor[0], ValueError),
+        ],
+    )
+    def test_invalid_tensors_are_rejected_before_any_write(self, name, change, error, kind, version):
+        state = plsp_kernels.SemanticCovariance(3, 4, kind)
+        names = ("covariance", "mean", "count", "features", "labels")
+        tensors = dict(zip(names, (*state.buffers(), torch.ones(2, 4), torch.tensor([0, 1])), strict=True))
+        tensors[name] = change(tensors[name])
+        with closed_form(version), pytest.raises(error, match=rf"^{name} must "):
+            native.covariance_update(*tensors.values())
+        assert not any(buffer.any() for buffer in state.buffers())
 
-    def test_large_updates_are_left_to_the_operators(self, kind, version):
-        state = plsp_kernels.SemanticCovariance(2, 512, kind)
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
+    def test_features_of_any_float_dtype_are_converted(self, dtype, kind, version):
+        states = [plsp_kernels.SemanticCovariance(3, 4, kind) for _ in range(2)]
+        features, labels = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)).to(dtype), torch.arange(5) % 3
         with closed_form(version):
-            assert native.serves_update(*state.buffers(), torch.empty(8, 512))
-            assert native.serves_update(*state.buffers(), torch.empty(9, 512)) == (kind == "diagonal")
+            native.covariance_update(*states[0].buffers(), features, labels)
+            native.covariance_update(*states[1].buffers(), features.float(), labels)
+        for found, expected in zip(states[0].buffers(), states[1].buffers(), strict=True):
+            assert torch.equal(found, expected)
+
+    def test_statistics_must_match_the_mean(self, kind, version):
+        covariance, _, count = plsp_kernels.SemanticCovariance(3, 4, kind).buffers()
+        for mean in (torch.zeros(2, 4), torch.zeros(3, 5)):
+            with closed_form(version), pytest.raises(ValueError, match="must have shape"):
+                native.covariance_update(covariance, mean, count, torch.ones(2, 4), torch.tensor([0, 1]))
+
+    @pytest.mark.parametrize("position", [0, 1, 2])
+    def test_non_contiguous_statistics_are_rejected(self, position, kind, version):
+        state = list(plsp_kernels.SemanticCovariance(3, 4, kind).buffers())
+        state[position] = torch.stack([state[position]] * 2, -1)[..., 0]
+        with closed_form(version), pytest.raises(ValueError, match="must be contiguous"):
+            native.covariance_update(*state, torch.ones(2, 4), torch.tensor([0, 1]))
+        assert not any(buffer.any() for buffer in state)
+
+    def test_non_contiguous_batches_are_copied(self, kind, version):
+        features, labels = torch.arange(20.0).view(4, 5).mT, torch.tensor([0, 9, 1, 9, 1, 9, 2, 9, 0, 9])[::2]
+        spread, dense = (plsp_kernels.SemanticCovariance(3, 4, kind) for _ in range(2))
+        with closed_form(version):
+            native.covariance_update(*spread.buffers(), features, labels)
+            native.covariance_update(*dense.buffers(), features.contiguous(), labels.contiguous())
+        for found, expected in zip(spread.buffers(), dense.buffers(), strict=True):
+            assert torch.equal(found, expected)

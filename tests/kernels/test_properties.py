@@ -70,7 +70,7 @@ def check(found, rival, truth, slack, name):
     if found.dtype == torch.float64:
         slack *= (
             torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps * 16
-        )  # sums in any order: 16 times more
+        )  # any summation order: 16 times more
     assert_error_rule(found.detach(), rival.detach(), truth.detach(), slack, name)
 
 
@@ -86,12 +86,12 @@ def test_loss_is_as_accurate_as_the_reference(problem, strength, inside, with_ca
         double.weak_logits, double.weight, double.covariance, double.pseudo_labels, strength=strength, impl="reference"
     )
     best = probabilities.topk(2).values
-    # equal logits give equal probabilities, and rounding then chooses the class
+    # equal logits give equal probabilities, and rounding decides the class
     assume(((best[:, 0] - best[:, 1]) > 1e-4 * best[:, 0]).all())
     options["thresholds"] = clear_threshold(best[:, 0])
 
     runs = []
-    for case, impl in ((problem, "torch"), (problem, "reference"), (double, "reference")):
+    for case, impl in ((problem, "auto"), (problem, "reference"), (double, "reference")):
         leaves = case.map(
             lambda t: t.detach().requires_grad_(), ["labeled_logits", "weak_logits", "strong_logits", "weight"]
         )
@@ -123,7 +123,7 @@ def test_functions_are_as_accurate_as_the_reference(problem, strength):
             "quadratic_form": plsp_kernels.pairwise_quadratic_form(*samples, impl=impl),
         }
 
-    found, rival, truth = run(problem, "torch"), run(problem, "reference"), run(problem.to(torch.float64), "reference")
+    found, rival, truth = run(problem, "auto"), run(problem, "reference"), run(problem.to(torch.float64), "reference")
     exponent = exponent_size(problem, strength)
     for name in truth:
         check(found[name], rival[name], truth[name], VALUE_SLACK * exponent, name)
@@ -139,7 +139,7 @@ def test_class_activation_labels_are_the_best_candidates(problem):
         problem.weak_logits.tolist(), problem.candidates.tolist(), found.tolist(), strict=True
     ):
         values = {j: z * abs(z - 1) for j, (z, inside) in enumerate(zip(row, candidates, strict=True)) if inside}
-        # float32's rounding of the product may decide between values that close
+        # rounding in float32 may decide between values this close
         assert label in values
         assert values[label] >= max(values.values()) - 1e-6 * max(1, abs(max(values.values())))
 
@@ -147,7 +147,7 @@ def test_class_activation_labels_are_the_best_candidates(problem):
 @settings(max_examples=60)
 @given(st.data())
 def test_statistics_do_not_depend_on_the_split(data):
-    """Batches of any size, also none, in float32: the population covariance of all that came."""
+    """float32 batches of any size, including empty ones, give the population covariance of all samples."""
     num_classes, num_features = data.draw(st.integers(2, 6)), data.draw(st.integers(1, 6))
     sizes = data.draw(st.lists(st.integers(0, 12), min_size=1, max_size=8))
     kind = data.draw(st.sampled_from(KINDS))

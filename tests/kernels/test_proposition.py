@@ -1,4 +1,4 @@
-"""Proposition 1 by sampling: the bound bounds, and the probit probabilities are what they approximate.
+"""Proposition 1 by sampling: the bound holds, and probit probabilities approximate the expectation.
 
 Features are drawn from N(a, λ Σ_y), as equation (8) transforms them, and pass through the same classifier. 20,000 draws
 in float64; the standard error of a sampled probability is at most 0.0036.
@@ -40,7 +40,7 @@ def test_bound_is_not_below_the_sampled_expectation(num_classes, num_features, s
     standard_error = log_probability.std(1) / NUM_DRAWS**0.5
     bound = -semantic_log_softmax(*problem, strength=strength, impl=impl)
     assert (bound >= expectation - 5 * standard_error).all()
-    # not by being the plain loss: that one lies below the expectation, by Jensen's inequality, clearly for some
+    # guards against the plain loss, which by Jensen's inequality lies below the expectation
     plain = -semantic_log_softmax(*problem, strength=0.0, impl=impl)
     assert (plain < expectation - 5 * standard_error).any()
 
@@ -49,7 +49,7 @@ def test_bound_is_not_below_the_sampled_expectation(num_classes, num_features, s
 def test_bound_is_tight_for_small_strengths(impl):
     """E[-log softmax] grows by (λ/2) tr(H Σ) to first order, H being the Hessian; the bound by at most (λ/2) Σ p Q.
 
-    As both start from the plain loss, the gap is O(λ): a hundredth of the strength, about a hundredth of the gap.
+    Both equal the plain loss at λ = 0, so the gap is O(λ): a hundredth of the strength, about a hundredth of the gap.
     """
     gaps = []
     for strength in (1e-1, 1e-3):
@@ -71,7 +71,7 @@ def test_cross_entropy_bounds_the_sampled_cross_entropy(impl):
 MATCHED, PAPER = math.sqrt(math.pi / 8), math.pi**2 / 8
 
 
-# The allowed errors stand a fifth above those measured for the matched scale.
+# Tolerances are a fifth above the errors measured for the matched scale.
 @pytest.mark.parametrize("impl", ["torch", "reference"])
 @pytest.mark.parametrize(
     ("num_classes", "num_features", "strength", "allowed"), [(2, 3, 1.0, 0.014), (4, 3, 0.1, 0.038), (10, 6, 0.1, 0.1)]

@@ -1,13 +1,11 @@
-"""Every launcher against `torch_impl`, on a GPU or, without one, in Triton's interpreter.
+"""Launchers of single functions against `torch_impl`, on a GPU or, without one, in Triton's interpreter.
 
-The shapes are odd on purpose: 2 and 7 classes fit one tile, 41 leaves one ragged, 130 needs several and leaves the
-fused Gram kernel. Interpreted programs take a millisecond each, so batches are small. All allocations are poisoned:
-an element that a kernel forgets to write is a NaN, or an absurd integer, in every test of this file.
+Shapes are odd on purpose: 2 and 7 classes fit in one tile, 41 leaves a ragged tile, 130 needs several tiles and the
+unfused Gram kernels. Interpreted programs take a millisecond each, so batches are small. All allocations are poisoned:
+an element that a kernel does not write is NaN, or an absurd integer, in every test of this file.
 """
 
 import math
-import os
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -16,91 +14,69 @@ from torch import Tensor
 
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
+from triton_cases import (  # noqa: E402
+    DEVICE,
+    LOW_DTYPES,
+    POISONED,
+    assert_as_accurate,
+    assert_same,
+    assert_same_bits,
+    fenced,
+    guarded,
+    scattered,
+)
 
 from plsp_kernels import torch_impl, triton_impl  # noqa: E402
+from plsp_kernels.rows import Rows  # noqa: E402
 from plsp_kernels.triton_impl import tiles  # noqa: E402
 from plsp_kernels.triton_impl.probit import normal_tail  # noqa: E402
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-STRENGTH, SS_WEIGHT, BETA = 0.7, 0.6, math.pi**2 / 8
+STRENGTH, BETA = torch.tensor(0.7, dtype=torch.float64), math.pi**2 / 8
 CLASS_COUNTS = (2, 7, 41, 130)
 GRAM_SHAPES = ((2, 1), (7, 130), (41, 84), (130, 19))
-LOW_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
-pytestmark = [
-    pytest.mark.skipif(
-        DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1", reason="needs a GPU, or TRITON_INTERPRET=1"
-    ),
-    # numpy, which executes interpreted kernels, warns where infinities are meant
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
-]
-
-
-def poison(tensor: Tensor) -> Tensor:
-    if tensor.dtype == torch.bool:
-        return tensor.fill_(True)
-    return tensor.fill_(math.nan if tensor.is_floating_point() else torch.iinfo(tensor.dtype).max)
-
-
-@pytest.fixture(autouse=True)
-def _poisoned_allocations(monkeypatch: pytest.MonkeyPatch) -> None:
-    def poisoned(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        return lambda *args, **kwargs: poison(allocate(*args, **kwargs))
-
-    monkeypatch.setattr(torch, "empty", poisoned(torch.empty))
-    monkeypatch.setattr(torch, "empty_like", poisoned(torch.empty_like))
-    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned(torch.Tensor.new_empty))
-
-
-def guarded(tensor: Tensor) -> Tensor:
-    """The same values, contiguous, between stretches of poison."""
-    buffer = poison(torch.empty(tensor.numel() + 128, dtype=tensor.dtype, device=tensor.device))
-    return buffer[64 : 64 + tensor.numel()].view(tensor.shape).copy_(tensor)
-
-
-def fenced(tensor: Tensor) -> Tensor:
-    """The same values as a view into a larger buffer of poison: every row ends in it."""
-    buffer = poison(torch.empty([size + 6 for size in tensor.shape], dtype=tensor.dtype, device=tensor.device))
-    return buffer[tuple(slice(3, 3 + size) for size in tensor.shape)].copy_(tensor)
+pytestmark = POISONED
 
 
 class Samples(NamedTuple):
-    """What the functions of class pairs take, in float64."""
+    """Inputs of the class-pair functions, in float64."""
 
     logits: Tensor
     gram: Tensor
     slots: Tensor
     targets: Tensor
-    grad_odds: Tensor
+    grad_log_odds: Tensor
 
     def to(self, dtype: torch.dtype) -> "Samples":
-        """Logits in this dtype, the rest in the dtype of the computation."""
+        """Logits in this dtype, the rest in the compute dtype."""
         wide = torch.float64 if dtype == torch.float64 else torch.float32
-        return self._replace(logits=self.logits.to(dtype), gram=self.gram.to(wide), grad_odds=self.grad_odds.to(wide))
+        return self._replace(
+            logits=self.logits.to(dtype), gram=self.gram.to(wide), grad_log_odds=self.grad_log_odds.to(wide)
+        )
 
 
 def make_samples(num_classes: int, count: int = 5, num_slots: int = 3, seed: int = 0) -> Samples:
-    """Samples of slots 1 and 2 in alternation; slot 0 stays without samples."""
+    """Samples that alternate between slots 1 and 2; slot 0 has none."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     factor = normal(num_slots, num_classes, 6) / 2
-    grad_odds = normal(count, num_classes)
-    grad_odds[1] = 0  # a row that no loss looks at
-    grad_odds[2, num_classes // 2 :] = 0
+    grad_log_odds = normal(count, num_classes)
+    grad_log_odds[1] = 0  # a row without gradient
+    grad_log_odds[2, num_classes // 2 :] = 0
     return Samples(
-        logits=(3 * normal(count, num_classes)).bfloat16().double().to(DEVICE),  # the same number in every dtype
+        logits=(3 * normal(count, num_classes)).bfloat16().double().to(DEVICE),  # exact in every dtype
         gram=(factor @ factor.mT).to(DEVICE),
         slots=(1 + torch.arange(count) % 2).to(DEVICE),
         targets=torch.randint(num_classes, (count,), generator=generator).to(DEVICE),
-        grad_odds=grad_odds.to(DEVICE),
+        grad_log_odds=grad_log_odds.to(DEVICE),
     )
 
 
 class Classifier(NamedTuple):
-    """What the Gram matrices are made of, in float64."""
+    """Inputs of the Gram matrices, in float64."""
 
     weight: Tensor
     covariance: Tensor
@@ -133,67 +109,13 @@ def make_classifier(num_classes: int, num_features: int, kind: str) -> Classifie
     )
 
 
-class Step(NamedTuple):
-    """The tensors of one training step, in float64."""
-
-    rows: Tensor
-    gram: Tensor
-    slots: Tensor
-    labels: Tensor
-    candidates: Tensor
-    labeled_candidates: Tensor | None
-    thresholds: Tensor
-
-    def to(self, dtype: torch.dtype) -> "Step":
-        wide = torch.float64 if dtype == torch.float64 else torch.float32
-        return self._replace(rows=self.rows.to(dtype), gram=self.gram.to(wide), thresholds=self.thresholds.to(wide))
-
-
-def make_step(
-    num_classes: int, num_labeled: int = 2, num_unlabeled: int = 4, repeat_labeled: bool = False, seed: int = 0
-) -> Step:
-    num_rows = num_labeled * (2 if repeat_labeled else 1) + 2 * num_unlabeled
-    samples = make_samples(num_classes, max(num_rows, 3), seed=seed)
-    generator = torch.Generator().manual_seed(seed)
-    candidates = torch.rand(num_labeled + num_unlabeled, num_classes, generator=generator) < 0.4
-    candidates[torch.arange(len(candidates)), torch.arange(len(candidates)) % num_classes] = True
-    labeled_slots, unlabeled_slots = samples.slots[:num_labeled], samples.slots[:num_unlabeled]
-    slots = [labeled_slots, unlabeled_slots, unlabeled_slots] + [labeled_slots] * repeat_labeled
-    return Step(
-        rows=samples.logits[:num_rows],
-        gram=samples.gram,
-        slots=torch.cat(slots),
-        labels=samples.targets[:num_labeled] if num_labeled <= 3 else samples.targets[:1].expand(num_labeled),
-        candidates=candidates[num_labeled:].to(DEVICE),
-        labeled_candidates=candidates[:num_labeled].to(DEVICE) if repeat_labeled else None,
-        thresholds=torch.linspace(0.2, 0.6, num_classes, dtype=torch.float64, device=DEVICE),
-    )
-
-
-def as_tuple(results: Any) -> tuple[Tensor, ...]:
-    return results if isinstance(results, tuple) else (results,)
-
-
-def assert_same(actual: Any, expected: Any, tolerance: float = 1e-12) -> None:
-    """Shapes, dtypes and values, these relative to the largest of the tensor."""
-    for ours, theirs in zip(as_tuple(actual), as_tuple(expected), strict=True):
-        scale = float(theirs.abs().max()) if theirs.is_floating_point() and theirs.numel() else 0.0
-        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance * scale)
-
-
-def assert_as_accurate(actual: Any, plain: Any, truth: Any) -> None:
-    """float32 results no farther from the float64 truth than plain PyTorch's, but for a few roundings."""
-    for ours, theirs, exact in zip(as_tuple(actual), as_tuple(plain), as_tuple(truth), strict=True):
-        assert ours.dtype == theirs.dtype
-        assert ours.shape == theirs.shape
-        if not ours.is_floating_point() or not ours.numel():
-            assert torch.equal(ours, theirs)
-            continue
-        slack = 8 * torch.finfo(torch.float32).eps * float(exact.abs().max())
-        assert float((ours - exact).abs().max()) <= float((theirs - exact).abs().max()) + slack
-
-
 # Class Gram matrices
+
+
+def assert_same_gram(actual: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
+    """Compare G and T of make_classifier; its last slot has no class: G is NaN and T zero."""
+    assert_same((actual[0][:2], actual[1]), (expected[0][:2], expected[1]))
+    assert actual[0][2].isnan().all()
 
 
 @pytest.mark.parametrize("kind", ["full", "diagonal"])
@@ -201,7 +123,7 @@ def assert_as_accurate(actual: Any, plain: Any, truth: Any) -> None:
 def test_class_gram_and_its_gradient_equal_the_closed_form_in_float64(shape: tuple[int, int], kind: str) -> None:
     weight, covariance, classes, grad_gram = make_classifier(*shape, kind)
     expected = torch_impl.class_gram(weight, covariance, classes, True)
-    assert_same(triton_impl.class_gram(fenced(weight), fenced(covariance), guarded(classes), True), expected)
+    assert_same_gram(triton_impl.class_gram(fenced(weight), fenced(covariance), guarded(classes), True), expected)
     grad_weight = triton_impl.class_gram_backward(
         guarded(grad_gram), fenced(weight), fenced(covariance), guarded(classes), guarded(expected[1])
     )
@@ -216,7 +138,8 @@ def test_class_gram_and_its_gradient_are_as_accurate_as_plain_float32(dtype: tor
     truth = torch_impl.class_gram(case.weight, case.covariance, classes, True)
     plain = torch_impl.class_gram(weight.float(), covariance.float(), classes, True)
     actual = triton_impl.class_gram(weight, covariance, classes, True)
-    assert_as_accurate(actual, plain, truth)
+    assert_as_accurate(actual[0][:2], plain[0][:2], truth[0][:2])
+    assert_as_accurate(actual[1], plain[1], truth[1])
     assert_as_accurate(
         triton_impl.class_gram_backward(grad_gram, weight, covariance, classes, plain[1]),
         torch_impl.class_gram_backward(grad_gram, weight.float(), covariance.float(), classes, plain[1]),
@@ -225,21 +148,42 @@ def test_class_gram_and_its_gradient_are_as_accurate_as_plain_float32(dtype: tor
 
 
 @pytest.mark.parametrize("num_classes", [7, 130])
-def test_product_is_empty_and_gram_the_same_when_it_is_not_to_be_saved(num_classes: int) -> None:
+def test_product_is_empty_unless_saved(num_classes: int) -> None:
     weight, covariance, classes, _ = make_classifier(num_classes, 19, "full")
     gram, product = triton_impl.class_gram(weight, covariance, classes, False)
     assert product.shape == (0, num_classes, 19)
-    assert torch.equal(gram, triton_impl.class_gram(weight, covariance, classes, True)[0])
+    assert torch.equal(gram[:2], triton_impl.class_gram(weight, covariance, classes, True)[0][:2])
 
 
-def test_covariance_may_have_another_dtype_than_the_weight() -> None:
-    weight, covariance, classes, _ = make_classifier(7, 19, "full")
-    actual = triton_impl.class_gram(weight, covariance.bfloat16(), classes, True)
-    assert_same(actual, torch_impl.class_gram(weight, covariance, classes, True))
+@pytest.mark.parametrize("kind", ["full", "diagonal"])
+@pytest.mark.parametrize("dtype", LOW_DTYPES)
+def test_covariance_dtype_may_differ_from_weight(dtype: torch.dtype, kind: str) -> None:
+    weight, covariance, classes, grad_gram = make_classifier(7, 19, kind)
+    low = covariance.to(dtype)
+    expected = torch_impl.class_gram(weight, low.double(), classes, True)
+    assert_same_gram(triton_impl.class_gram(weight, low, classes, True), expected)
+    grad_weight = triton_impl.class_gram_backward(grad_gram, weight, low, classes, expected[1])
+    assert_same(grad_weight, torch_impl.class_gram_backward(grad_gram, weight, low.double(), classes, expected[1]))
+
+
+@pytest.mark.parametrize("kind", ["full", "diagonal"])
+@pytest.mark.parametrize("num_classes", [7, 130])
+def test_slots_of_classes_out_of_range_read_no_covariance(num_classes: int, kind: str) -> None:
+    weight, covariance, _, _ = make_classifier(num_classes, 19, kind)
+    classes = torch.tensor([-1, -(2**40), num_classes, 2**40, 1], device=DEVICE)
+    gram, product = triton_impl.class_gram(guarded(weight), guarded(covariance), classes, True)
+    expected = torch_impl.class_gram(weight, covariance, classes[4:], True)
+    assert_same((gram[4:], product[4:]), expected)
+    assert gram[:4].isnan().all()
+    assert not product[:4].any()
+    grad_gram = torch.zeros_like(gram)
+    grad_gram[4] = torch.eye(num_classes)
+    actual = triton_impl.class_gram_backward(grad_gram, guarded(weight), guarded(covariance), classes, product)
+    assert_same(actual, torch_impl.class_gram_backward(grad_gram[4:], weight, covariance, classes[4:], expected[1]))
 
 
 @pytest.mark.parametrize("num_slots", [1, 3, 11])
-def test_weight_gradient_does_not_depend_on_how_the_sum_is_split(
+def test_weight_gradient_does_not_depend_on_the_number_of_splits(
     num_slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generator = torch.Generator().manual_seed(num_slots)
@@ -258,34 +202,47 @@ def test_weight_gradient_does_not_depend_on_how_the_sum_is_split(
 
 @pytest.mark.parametrize("num_classes", CLASS_COUNTS)
 def test_log_odds_and_gradients_equal_the_closed_form_in_float64(num_classes: int) -> None:
-    logits, gram, slots, _, grad_odds = make_samples(num_classes)
-    odds = torch_impl.log_odds(logits, gram, slots, STRENGTH)
-    assert_same(triton_impl.log_odds(fenced(logits), guarded(gram), guarded(slots), STRENGTH), odds)
+    logits, gram, slots, _, grad_log_odds = make_samples(num_classes)
+    log_odds = torch_impl.log_odds(Rows(logits, gram, slots, STRENGTH))
+    assert_same(triton_impl.log_odds(Rows(fenced(logits), guarded(gram), guarded(slots), STRENGTH)), log_odds)
     gradients = triton_impl.log_odds_backward(
-        fenced(grad_odds), fenced(logits), fenced(odds), guarded(gram), guarded(slots), STRENGTH, True, True
+        Rows(fenced(logits), guarded(gram), guarded(slots), STRENGTH),
+        fenced(log_odds),
+        fenced(grad_log_odds),
+        True,
+        True,
     )
-    assert_same(gradients, torch_impl.log_odds_backward(grad_odds, logits, odds, gram, slots, STRENGTH, True, True))
+    assert_same(
+        gradients,
+        torch_impl.log_odds_backward(Rows(logits, gram, slots, STRENGTH), log_odds, grad_log_odds, True, True),
+    )
 
 
 @pytest.mark.parametrize("num_classes", CLASS_COUNTS)
 def test_target_log_odds_and_gradients_equal_the_closed_form_in_float64(num_classes: int) -> None:
-    logits, gram, slots, targets, grad_odds = make_samples(num_classes)
-    grad = grad_odds[:, 0].contiguous()
-    odds = torch_impl.target_log_odds(logits, gram, slots, targets, STRENGTH)
-    actual = triton_impl.target_log_odds(fenced(logits), guarded(gram), guarded(slots), guarded(targets), STRENGTH)
-    assert_same(actual, odds)
-    samples = (guarded(odds), guarded(gram), guarded(slots), guarded(targets))
-    gradients = triton_impl.target_log_odds_backward(guarded(grad), fenced(logits), *samples, STRENGTH, True, True)
-    args = (grad, logits, odds, gram, slots, targets, STRENGTH, True, True)
-    assert_same(gradients, torch_impl.target_log_odds_backward(*args))
+    logits, gram, slots, targets, grad_log_odds = make_samples(num_classes)
+    grad = grad_log_odds[:, 0].contiguous()
+    log_odds = torch_impl.target_log_odds(Rows(logits, gram, slots, STRENGTH), targets)
+    actual = triton_impl.target_log_odds(
+        Rows(fenced(logits), guarded(gram), guarded(slots), STRENGTH), guarded(targets)
+    )
+    assert_same(actual, log_odds)
+    fenced_rows = Rows(fenced(logits), guarded(gram), guarded(slots), STRENGTH)
+    gradients = triton_impl.target_log_odds_backward(
+        fenced_rows, guarded(targets), guarded(log_odds), guarded(grad), True, True
+    )
+    rows = Rows(logits, gram, slots, STRENGTH)
+    assert_same(gradients, torch_impl.target_log_odds_backward(rows, targets, log_odds, grad, True, True))
 
 
 @pytest.mark.parametrize("num_classes", CLASS_COUNTS)
 def test_probit_probabilities_equal_the_closed_form_in_float64(num_classes: int) -> None:
     logits, gram, slots, _, _ = make_samples(num_classes)
-    actual = triton_impl.probit_probabilities(fenced(logits), guarded(gram), guarded(slots), STRENGTH, BETA)
-    expected = torch_impl.probit_probabilities(logits, gram, slots, STRENGTH, BETA)
-    torch.testing.assert_close(actual, expected, rtol=1e-11, atol=0)  # small probabilities are as accurate as large
+    actual = triton_impl.probit_probabilities(Rows(fenced(logits), guarded(gram), guarded(slots), STRENGTH), BETA)
+    expected = torch_impl.probit_probabilities(Rows(logits, gram, slots, STRENGTH), BETA)
+    torch.testing.assert_close(
+        actual, expected, rtol=1e-11, atol=0
+    )  # small probabilities are as accurate as large ones
 
 
 @pytest.mark.parametrize("num_classes", [7, 41])
@@ -296,17 +253,14 @@ def test_pair_functions_are_as_accurate_as_plain_float32(dtype: torch.dtype, num
     slots, targets = exact.slots, exact.targets
 
     def run(impl: Any, samples: Samples) -> list[Tensor]:
-        logits, gram, _, _, grad = samples
-        odds = impl.log_odds(logits, gram, slots, STRENGTH)
-        target_odds = impl.target_log_odds(logits, gram, slots, targets, STRENGTH)
+        rows, grad = Rows(*samples[:2], slots, STRENGTH), samples.grad_log_odds
+        log_odds, target_log_odds = impl.log_odds(rows), impl.target_log_odds(rows, targets)
         return [
-            odds,
-            *impl.log_odds_backward(grad, logits, odds, gram, slots, STRENGTH, True, True),
-            target_odds,
-            *impl.target_log_odds_backward(
-                grad[:, 0].contiguous(), logits, target_odds, gram, slots, targets, STRENGTH, True, True
-            ),
-            impl.probit_probabilities(logits, gram, slots, STRENGTH, BETA),
+            log_odds,
+            *impl.log_odds_backward(rows, log_odds, grad, True, True),
+            target_log_odds,
+            *impl.target_log_odds_backward(rows, targets, target_log_odds, grad[:, 0].contiguous(), True, True),
+            impl.probit_probabilities(rows, BETA),
         ]
 
     for results in zip(run(triton_impl, low), run(torch_impl, plain), run(torch_impl, exact), strict=True):
@@ -315,12 +269,12 @@ def test_pair_functions_are_as_accurate_as_plain_float32(dtype: torch.dtype, num
 
 @pytest.mark.parametrize("name", ["log_odds_backward", "target_log_odds_backward"])
 def test_unneeded_gradients_are_empty_and_needed_ones_unchanged(name: str) -> None:
-    logits, gram, slots, targets, grad_odds = make_samples(7)
+    *tensors, targets, grad_log_odds = make_samples(7)
+    rows = Rows(*tensors, STRENGTH)
     if name == "log_odds_backward":
-        args = (grad_odds, logits, triton_impl.log_odds(logits, gram, slots, STRENGTH), gram, slots, STRENGTH)
+        args = (rows, triton_impl.log_odds(rows), grad_log_odds)
     else:
-        odds = triton_impl.target_log_odds(logits, gram, slots, targets, STRENGTH)
-        args = (grad_odds[:, 0].contiguous(), logits, odds, gram, slots, targets, STRENGTH)
+        args = (rows, targets, triton_impl.target_log_odds(rows, targets), grad_log_odds[:, 0].contiguous())
     backward = getattr(triton_impl, name)
     both = backward(*args, True, True)
     for need in ((True, False), (False, True), (False, False)):
@@ -329,11 +283,11 @@ def test_unneeded_gradients_are_empty_and_needed_ones_unchanged(name: str) -> No
 
 
 @pytest.mark.parametrize("num_classes", [7, 41])
-def test_all_samples_in_one_class_leave_the_gradient_of_every_other_slot_zero(num_classes: int) -> None:
-    logits, gram, slots, _, grad_odds = make_samples(num_classes, count=11)
+def test_slots_without_samples_have_zero_gradient(num_classes: int) -> None:
+    logits, gram, slots, _, grad_log_odds = make_samples(num_classes, count=11)
     slots = torch.ones_like(slots)
-    odds = triton_impl.log_odds(logits, gram, slots, STRENGTH)
-    args = (grad_odds, logits, odds, gram, slots, STRENGTH, False, True)
+    rows = Rows(logits, gram, slots, STRENGTH)
+    args = (rows, triton_impl.log_odds(rows), grad_log_odds, False, True)
     grad_gram = triton_impl.log_odds_backward(*args)[1]
     assert_same(grad_gram, torch_impl.log_odds_backward(*args)[1])
     assert not grad_gram[0].any()
@@ -342,56 +296,72 @@ def test_all_samples_in_one_class_leave_the_gradient_of_every_other_slot_zero(nu
 
 
 def test_gram_gradient_is_symmetric_with_rows_that_sum_to_zero() -> None:
-    logits, gram, slots, _, grad_odds = make_samples(41)
-    odds = triton_impl.log_odds(logits, gram, slots, STRENGTH)
-    grad_gram = triton_impl.log_odds_backward(grad_odds, logits, odds, gram, slots, STRENGTH, False, True)[1]
+    *tensors, _, grad_log_odds = make_samples(41)
+    rows = Rows(*tensors, STRENGTH)
+    grad_gram = triton_impl.log_odds_backward(rows, triton_impl.log_odds(rows), grad_log_odds, False, True)[1]
     assert torch.equal(grad_gram, grad_gram.mT)
     torch.testing.assert_close(grad_gram.sum(-1), torch.zeros_like(grad_gram[0, :1]).expand(3, 41), rtol=0, atol=1e-13)
 
 
-def test_inputs_that_are_not_contiguous_give_the_same_bits() -> None:
-    def scattered(tensor: Tensor) -> Tensor:
-        """The same values with a last axis that is not dense."""
-        return tensor.mT.contiguous().mT if tensor.dim() > 1 else tensor.repeat_interleave(2)[::2]
+def test_non_contiguous_inputs_give_the_same_bits() -> None:
+    def scattered_fields(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return type(value)(*map(scattered_fields, value))
+        return scattered(value) if isinstance(value, Tensor) and value.numel() and value.dim() else value
 
-    logits, gram, slots, targets, grad_odds = make_samples(7)
+    *tensors, targets, grad_log_odds = make_samples(7)
+    rows = Rows(*tensors, STRENGTH)
     weight, covariance, classes, grad_gram = make_classifier(7, 19, "full")
-    odds = triton_impl.log_odds(logits, gram, slots, STRENGTH)
-    gradient = grad_odds[:, 0].contiguous()
+    log_odds, gradient = triton_impl.log_odds(rows), grad_log_odds[:, 0].contiguous()
     variances, no_product = covariance[:, 0].contiguous(), weight.new_empty(0, 7, 19)
-    step = make_step(7, repeat_labeled=True)
     calls: list[tuple[str, tuple[Any, ...]]] = [
         ("class_gram", (weight, covariance, classes, True)),
         ("class_gram", (weight, variances, classes, True)),
         ("class_gram_backward", (grad_gram, weight, covariance, classes, grad_gram.new_ones(3, 7, 19))),
-        (
-            "class_gram_backward",
-            (grad_gram, weight, variances, classes, no_product),
-        ),
-        ("log_odds", (logits, gram, slots, STRENGTH)),
-        ("log_odds_backward", (grad_odds, logits, odds, gram, slots, STRENGTH, True, True)),
-        ("target_log_odds", (logits, gram, slots, targets, STRENGTH)),
-        (
-            "target_log_odds_backward",
-            (gradient, logits, odds[:, 0].contiguous(), gram, slots, targets, STRENGTH, True, True),
-        ),
-        ("probit_probabilities", (logits, gram, slots, STRENGTH, BETA)),
-        ("upper_bound", (*step, STRENGTH, SS_WEIGHT, BETA, True, True, True)),
+        ("class_gram_backward", (grad_gram, weight, variances, classes, no_product)),
+        ("class_activation_labels", (rows.logits, rows.logits > -3)),
+        ("log_odds", (rows,)),
+        ("log_odds_backward", (rows, log_odds, grad_log_odds, True, True)),
+        ("target_log_odds", (rows, targets)),
+        ("target_log_odds_backward", (rows, targets, log_odds[:, 0].contiguous(), gradient, True, True)),
+        ("probit_probabilities", (rows, BETA)),
     ]
     for name, args in calls:
-        moved = [scattered(arg) if isinstance(arg, Tensor) and arg.numel() else arg for arg in args]
+        moved = [scattered_fields(arg) for arg in args]
         launcher = getattr(triton_impl, name)
-        for ours, theirs in zip(as_tuple(launcher(*moved)), as_tuple(launcher(*args)), strict=True):
-            assert torch.equal(ours, theirs), name
+        assert_same_bits(launcher(*moved), launcher(*args))
 
 
-def test_an_expanded_upstream_gradient_is_read_correctly() -> None:
-    logits, gram, slots, _, _ = make_samples(7)
-    odds = triton_impl.log_odds(logits, gram, slots, STRENGTH)
+def test_expanded_upstream_gradients_are_supported() -> None:
+    rows = Rows(*make_samples(7)[:3], STRENGTH)
+    log_odds = triton_impl.log_odds(rows)
     ones = torch.ones((), dtype=torch.float64, device=DEVICE)
-    args = (logits, odds, gram, slots, STRENGTH, True, True)
-    actual = triton_impl.log_odds_backward(ones.expand(5, 7), *args)
-    assert_same(actual, torch_impl.log_odds_backward(torch.ones_like(logits), *args))
+    actual = triton_impl.log_odds_backward(rows, log_odds, ones.expand(5, 7), True, True)
+    assert_same(actual, torch_impl.log_odds_backward(rows, log_odds, torch.ones_like(log_odds), True, True))
+
+
+# Class activation labels
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, *LOW_DTYPES])
+@pytest.mark.parametrize("num_classes", CLASS_COUNTS)
+def test_class_activation_labels_equal_the_closed_form(num_classes: int, dtype: torch.dtype) -> None:
+    logits = make_samples(num_classes).logits.to(dtype)
+    candidates = torch.rand(5, num_classes, generator=torch.Generator().manual_seed(0)).to(DEVICE) < 0.5
+    candidates[:, num_classes // 2] = True
+    wide = logits.to(torch.promote_types(dtype, torch.float32))
+    expected = torch_impl.class_activation_labels(wide, candidates)
+    assert torch.equal(triton_impl.class_activation_labels(fenced(logits), fenced(candidates)), expected)
+
+
+def test_class_activation_ties_go_to_the_lowest_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiles, "row_blocks", lambda num_classes: {"BLOCK_L": 16, "num_warps": 1, "num_stages": 1})
+    logits = torch.zeros(2, 41, device=DEVICE)
+    logits[0, [3, 4, 20]] = 2.0
+    logits[1, 18:22] = -1e30  # all candidates are far below every other class
+    candidates = torch.ones(2, 41, dtype=torch.bool, device=DEVICE)
+    candidates[1, :18] = candidates[1, 22:] = False
+    assert triton_impl.class_activation_labels(logits, candidates).tolist() == [3, 18]
 
 
 # Extremes
@@ -399,33 +369,23 @@ def test_an_expanded_upstream_gradient_is_read_correctly() -> None:
 
 @pytest.mark.parametrize("num_classes", [2, 41])
 def test_extreme_logits_and_quadratic_forms_stay_exact(num_classes: int) -> None:
-    logits, gram, slots, targets, grad_odds = make_samples(num_classes)
+    logits, gram, slots, targets, grad_log_odds = make_samples(num_classes)
     logits = torch.where(logits > 0, 1e4, -1e4) + logits
     gram = gram * (200 / float(gram.max()))
     for strength in (1.0, 0.0):
-        odds = torch_impl.log_odds(logits, gram, slots, strength)
-        assert_same(triton_impl.log_odds(logits, gram, slots, strength), odds)
-        args = (grad_odds, logits, odds, gram, slots, strength, True, True)
+        rows = Rows(logits, gram, slots, torch.tensor(strength))
+        log_odds = torch_impl.log_odds(rows)
+        assert_same(triton_impl.log_odds(rows), log_odds)
+        args = (rows, log_odds, grad_log_odds, True, True)
         assert_same(triton_impl.log_odds_backward(*args), torch_impl.log_odds_backward(*args), 1e-10)
-        target_odds = torch_impl.target_log_odds(logits, gram, slots, targets, strength)
-        assert_same(triton_impl.target_log_odds(logits, gram, slots, targets, strength), target_odds)
+        assert_same(triton_impl.target_log_odds(rows, targets), torch_impl.target_log_odds(rows, targets))
 
 
-def test_excluded_classes_that_fill_a_tile_leave_the_odds_of_the_others_exact() -> None:
+def test_tile_of_excluded_classes_keeps_other_log_odds_exact() -> None:
     logits, gram, slots, _, _ = make_samples(130)
     logits[:, :70] = -math.inf
-    actual = triton_impl.log_odds(logits, gram, slots, STRENGTH)
-    assert_same(actual[:, 70:], torch_impl.log_odds(logits[:, 70:], gram[:, 70:, 70:], slots, STRENGTH))
-
-
-@pytest.mark.parametrize("num_classes", [2, 41])
-def test_extreme_logits_give_finite_losses_and_gradients_in_float32(num_classes: int) -> None:
-    step = make_step(num_classes).to(torch.float32)
-    rows = torch.where(step.rows > 0, 1e4, -1e4) + step.rows
-    gram = step.gram * (200 / float(step.gram.max()))
-    *floats, _, _ = triton_impl.upper_bound(rows, gram, *step[2:], 1.0, SS_WEIGHT, BETA, False, True, True)
-    for result in floats:
-        assert result.isfinite().all()
+    actual = triton_impl.log_odds(Rows(logits, gram, slots, STRENGTH))
+    assert_same(actual[:, 70:], torch_impl.log_odds(Rows(logits[:, 70:], gram[:, 70:, 70:], slots, STRENGTH)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -434,10 +394,10 @@ def test_probit_of_arguments_up_to_forty_is_accurate_and_never_nan(dtype: torch.
     logits = torch.stack([margin, torch.zeros_like(margin)], 1)  # x = ±margin for β = 1 and λ = 0
     gram = torch.zeros(1, 2, 2, dtype=dtype, device=DEVICE)
     slots = torch.zeros(len(margin), dtype=torch.int64, device=DEVICE)
-    actual = triton_impl.probit_probabilities(logits, gram, slots, 0.0, 1.0)
+    actual = triton_impl.probit_probabilities(Rows(logits, gram, slots, torch.tensor(0.0)), 1.0)
     tail = torch.erfc(margin.double() / math.sqrt(2)) / 2
     expected = torch.stack([1 - tail, tail], 1)
-    # β/√2 is rounded to the dtype, which a tail at x magnifies x² times
+    # rounding β/√2 to the dtype is amplified x² times in the tail at x
     rounding = 4 * torch.finfo(dtype).eps * (1 + margin.double()[:, None] ** 2)
     normal = expected > 1.01 * torch.finfo(dtype).tiny
     assert ((actual - expected).abs() <= rounding * expected)[normal].all()
@@ -462,91 +422,71 @@ def test_normal_tail_is_relatively_accurate_until_it_underflows(
     assert ((tail.double() - expected) / expected).abs().max() <= tolerance
 
 
-# The loss of one step
-
-
-@pytest.mark.parametrize("repeat_labeled", [False, True])
-@pytest.mark.parametrize("num_classes", CLASS_COUNTS)
-def test_upper_bound_equals_the_closed_form_in_float64(num_classes: int, repeat_labeled: bool) -> None:
-    step = make_step(num_classes, repeat_labeled=repeat_labeled)
-    rows, gram, slots, labels, candidates, *rest = step
-    for argmax_in_candidates in (True, False):
-        arguments = (STRENGTH, SS_WEIGHT, BETA, argmax_in_candidates, True, True)
-        expected = torch_impl.upper_bound(*step, *arguments)
-        moved = (fenced(rows), guarded(gram), guarded(slots), guarded(labels), fenced(candidates), *rest)
-        assert_same(triton_impl.upper_bound(*moved, *arguments), expected, 1e-11)
-    assert expected[7].any()  # the consistency term is at work
-
-
-@pytest.mark.parametrize("dtype", LOW_DTYPES)
-def test_upper_bound_is_as_accurate_as_plain_float32(dtype: torch.dtype) -> None:
-    step = make_step(41, repeat_labeled=True)
-    arguments = (STRENGTH, SS_WEIGHT, BETA, False, True, True)
-    assert_as_accurate(
-        triton_impl.upper_bound(*step.to(dtype), *arguments),
-        torch_impl.upper_bound(*step.to(torch.float32), *arguments),
-        torch_impl.upper_bound(*step, *arguments),
+@pytest.mark.parametrize("num_classes", [7, 41])
+def test_excluded_classes_have_finite_gradients(num_classes: int) -> None:
+    logits, gram, slots, targets, grad_log_odds = make_samples(num_classes)
+    logits[:, ::2] = -math.inf
+    logits[0, targets[0]] = -math.inf
+    logits[1, :] = -math.inf
+    logits[1, 1] = 0.0  # a single class is left: without any other, its log-odds are infinite
+    rows = Rows(logits, gram, slots, STRENGTH)
+    gradients = triton_impl.log_odds_backward(rows, triton_impl.log_odds(rows), grad_log_odds + 1, True, True)
+    grad = grad_log_odds[:, 0].contiguous() + 1
+    gradients += triton_impl.target_log_odds_backward(
+        rows, targets, triton_impl.target_log_odds(rows, targets), grad, True, True
     )
+    for gradient in gradients:
+        assert gradient.isfinite().all()
+    probabilities = triton_impl.probit_probabilities(rows, BETA)
+    assert (probabilities[logits == -math.inf] == 0).all()
+    assert probabilities.isfinite().all()
 
 
-@pytest.mark.parametrize("block", [16, 64])
-def test_predictions_take_the_lowest_index_among_ties(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks = {"BLOCK_L": block, "num_warps": 1, "num_stages": 1}
-    monkeypatch.setattr(tiles, "row_blocks", lambda num_classes: blocks)  # ties within a tile and across tiles
-    step = make_step(41)
-    rows = torch.zeros_like(step.rows)
-    rows[:, [3, 4, 20]] = 1.0
-    gram = torch.zeros_like(step.gram)
-    results = triton_impl.upper_bound(rows, gram, *step[2:], STRENGTH, SS_WEIGHT, BETA, True, True, True)
-    assert results[6].tolist() == [3] * 4
+def test_rows_with_slot_or_target_out_of_range_are_nan() -> None:
+    logits, gram, slots, targets, grad_log_odds = make_samples(7)
+    good = Rows(logits, guarded(gram), slots, STRENGTH)
+    for wrong in (-1, 3, 2**40):
+        bad = good._replace(slots=slots.clone())
+        bad.slots[2] = wrong
+        results = [triton_impl.log_odds(bad), triton_impl.probit_probabilities(bad, BETA)]
+        expected = [triton_impl.log_odds(good), triton_impl.probit_probabilities(good, BETA)]
+        grad = grad_log_odds[:, 0].contiguous()
+        results += [triton_impl.log_odds_backward(bad, results[0], grad_log_odds, True, True)[0]]
+        expected += [triton_impl.log_odds_backward(good, expected[0], grad_log_odds, True, True)[0]]
+        for rows, indices in ((bad, targets), (good, targets.clone())):
+            if rows is good:
+                indices[2] = wrong if wrong != 3 else 7
+            results += [triton_impl.target_log_odds(rows, indices)]
+            results += [triton_impl.target_log_odds_backward(rows, indices, results[-1], grad, True, True)[0]]
+            expected += [triton_impl.target_log_odds(good, targets)]
+            expected += [triton_impl.target_log_odds_backward(good, targets, expected[-1], grad, True, True)[0]]
+        others = torch.tensor([0, 1, 3, 4], device=DEVICE)
+        for found, truth in zip(results, expected, strict=True):
+            assert found[2].isnan().all()
+            assert torch.equal(found[others], truth[others])
 
 
-def test_targets_fall_back_to_the_candidate_softmax_where_every_candidate_underflows() -> None:
-    step = make_step(7)
-    rows = step.rows.clone()
-    weak = rows[6:]
-    weak[:, :] = 100.0
-    weak[:, :2] = torch.tensor([0.5, -0.5], dtype=torch.float64)
-    candidates = torch.zeros_like(step.candidates)
-    candidates[:, :2] = True
-    step = step._replace(rows=rows, candidates=candidates, thresholds=torch.zeros_like(step.thresholds))
-    results = triton_impl.upper_bound(*step, STRENGTH, SS_WEIGHT, BETA, False, True, True)
-    assert_same(results, torch_impl.upper_bound(*step, STRENGTH, SS_WEIGHT, BETA, False, True, True))
-    odds, grad_odds = results[1][2:6, :2], results[2][2:6, :2]
-    expected = torch.tensor([0.5, -0.5], dtype=torch.float64, device=DEVICE).softmax(0)
-    assert_same(-grad_odds * 4 / torch.sigmoid(-odds), expected.expand(4, 2))
+# Empty batches
 
 
-@pytest.mark.parametrize(("num_labeled", "num_unlabeled"), [(0, 4), (2, 0), (0, 0)])
-@pytest.mark.parametrize("repeat_labeled", [False, True])
-def test_empty_batches_contribute_zero(num_labeled: int, num_unlabeled: int, repeat_labeled: bool) -> None:
-    step = make_step(7, num_labeled, num_unlabeled, repeat_labeled)
-    results = triton_impl.upper_bound(*step, STRENGTH, SS_WEIGHT, BETA, True, True, True)
-    assert_same(results, torch_impl.upper_bound(*step, STRENGTH, SS_WEIGHT, BETA, True, True, True))
-    if num_labeled == 0:
-        assert results[0][1] == 0
-    if num_unlabeled == 0:
-        assert results[0][2] == 0
-
-
-def test_functions_of_no_samples_return_empty_rows_and_zero_gram_gradients() -> None:
+def test_empty_batches_return_empty_rows_and_zero_gram_gradients() -> None:
     _, gram, slots, _, _ = make_samples(7)
     none, slots = gram.new_zeros(0, 7), slots[:0]
-    assert triton_impl.log_odds(none, gram, slots, STRENGTH).shape == (0, 7)
-    assert triton_impl.probit_probabilities(none, gram, slots, STRENGTH, BETA).shape == (0, 7)
-    assert triton_impl.target_log_odds(none, gram, slots, slots, STRENGTH).shape == (0,)
-    gradients = triton_impl.log_odds_backward(none, none, none, gram, slots, STRENGTH, True, True)
+    assert triton_impl.log_odds(Rows(none, gram, slots, STRENGTH)).shape == (0, 7)
+    assert triton_impl.probit_probabilities(Rows(none, gram, slots, STRENGTH), BETA).shape == (0, 7)
+    assert triton_impl.target_log_odds(Rows(none, gram, slots, STRENGTH), slots).shape == (0,)
+    gradients = triton_impl.log_odds_backward(Rows(none, gram, slots, STRENGTH), none, none, True, True)
     assert gradients[0].shape == (0, 7)
     assert torch.equal(gradients[1], torch.zeros_like(gram))
     gradients = triton_impl.target_log_odds_backward(
-        none[:, 0], none, none[:, 0], gram, slots, slots, STRENGTH, True, True
+        Rows(none, gram, slots, STRENGTH), slots, none[:, 0], none[:, 0], True, True
     )
     assert gradients[0].shape == (0, 7)
     assert torch.equal(gradients[1], torch.zeros_like(gram))
 
 
 @pytest.mark.parametrize("kind", ["full", "diagonal"])
-def test_no_slots_give_no_gram_matrices_and_a_zero_weight_gradient(kind: str) -> None:
+def test_zero_slots_give_a_zero_weight_gradient(kind: str) -> None:
     weight, covariance, classes, grad_gram = make_classifier(7, 19, kind)
     gram, product = triton_impl.class_gram(weight, covariance, classes[:0], True)
     assert gram.shape == (0, 7, 7)
@@ -559,50 +499,45 @@ def test_no_slots_give_no_gram_matrices_and_a_zero_weight_gradient(kind: str) ->
 
 
 def test_results_do_not_depend_on_the_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows and sums normally fit one tile at these sizes; with the smallest tiles every loop runs several times."""
-    step = make_step(41, repeat_labeled=True)
-    logits, gram, slots, targets, grad_odds = make_samples(41)
+    """At these sizes one tile usually suffices; the smallest tiles make every loop run several times."""
+    *tensors, targets, grad_log_odds = make_samples(41)
+    rows = Rows(*tensors, STRENGTH)
     warps = {"num_warps": 1, "num_stages": 1}
     monkeypatch.setattr(tiles, "row_blocks", lambda num_classes: {"BLOCK_L": 16, **warps})
-    monkeypatch.setattr(tiles, "sum_blocks", lambda: {"BLOCK_N": 2, **warps})
     monkeypatch.setattr(tiles, "pair_blocks", lambda num_classes, dtype: {"BLOCK_J": 8, "BLOCK_K": 8, **warps})
     monkeypatch.setattr(tiles, "pulled_blocks", lambda num_classes: {"BLOCK_J": 8, "BLOCK_K": 16, **warps})
     monkeypatch.setattr(tiles, "gram_gradient_blocks", lambda num_classes: {"BLOCK_N": 1, "BLOCK_L": 16, **warps})
     monkeypatch.setattr(tiles, "FUSED_GRAM_CLASSES", 0)
-    arguments = (STRENGTH, SS_WEIGHT, BETA, False, True, True)
-    assert_same(triton_impl.upper_bound(*step, *arguments), torch_impl.upper_bound(*step, *arguments), 1e-11)
-    odds = torch_impl.log_odds(logits, gram, slots, STRENGTH)
-    args = (grad_odds, logits, odds, gram, slots, STRENGTH, True, True)
+    args = (rows, torch_impl.log_odds(rows), grad_log_odds, True, True)
     assert_same(triton_impl.log_odds_backward(*args), torch_impl.log_odds_backward(*args))
-    odds = torch_impl.target_log_odds(logits, gram, slots, targets, STRENGTH)
-    assert_same(triton_impl.target_log_odds(logits, gram, slots, targets, STRENGTH), odds)
-    args = (grad_odds[:, 0].contiguous(), logits, odds, gram, slots, targets, STRENGTH, True, True)
+    log_odds = torch_impl.target_log_odds(rows, targets)
+    assert_same(triton_impl.target_log_odds(rows, targets), log_odds)
+    labels = torch_impl.class_activation_labels(rows.logits, rows.logits > -3)
+    assert torch.equal(triton_impl.class_activation_labels(rows.logits, rows.logits > -3), labels)
+    args = (rows, targets, log_odds, grad_log_odds[:, 0].contiguous(), True, True)
     assert_same(triton_impl.target_log_odds_backward(*args), torch_impl.target_log_odds_backward(*args))
     weight, covariance, classes, _ = make_classifier(41, 19, "full")
     expected = torch_impl.class_gram(weight, covariance, classes, True)
-    assert_same(triton_impl.class_gram(weight, covariance, classes, True), expected)
+    assert_same_gram(triton_impl.class_gram(weight, covariance, classes, True), expected)
 
 
 def test_repeated_calls_give_the_same_bits() -> None:
-    step = make_step(41).to(torch.float32)
-    logits, gram, slots, _, grad_odds = make_samples(41).to(torch.float32)
+    *tensors, _, grad_log_odds = make_samples(41).to(torch.float32)
+    rows = Rows(*tensors, STRENGTH)
     weight, covariance, classes, grad_gram = make_classifier(41, 19, "full").to(torch.float32)
 
-    def run() -> list[Tensor]:
+    def run() -> tuple[Tensor, ...]:
         gram_and_product = triton_impl.class_gram(weight, covariance, classes, True)
-        odds = triton_impl.log_odds(logits, gram, slots, STRENGTH)
-        return [
+        return (
             *gram_and_product,
             triton_impl.class_gram_backward(grad_gram, weight, covariance, classes, gram_and_product[1]),
-            *triton_impl.log_odds_backward(grad_odds, logits, odds, gram, slots, STRENGTH, True, True),
-            *triton_impl.upper_bound(*step, STRENGTH, SS_WEIGHT, BETA, True, True, True),
-        ]
+            *triton_impl.log_odds_backward(rows, triton_impl.log_odds(rows), grad_log_odds, True, True),
+        )
 
-    for first, second in zip(run(), run(), strict=True):
-        assert torch.equal(first, second)
+    assert_same_bits(run(), run())
 
 
-def test_float32_products_use_tf32_only_where_the_user_allows_it() -> None:
+def test_float32_products_use_tf32_only_if_allowed() -> None:
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("highest")

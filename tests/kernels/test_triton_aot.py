@@ -1,15 +1,20 @@
-"""The real compilers on every kernel, at the shapes of the training presets; no GPU is needed."""
+"""Ahead-of-time compilation of every kernel at the shapes of the training presets, without a GPU."""
 
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("triton")
 
+FOLDER = Path(__file__).parent
 PRESETS = ("fmnist", "cifar10", "cifar100")
 KERNELS = {
+    "class_activation",
+    "preparation",
     "class_gram",
     "class_gram alone",
     "class_gram_backward",
@@ -17,7 +22,12 @@ KERNELS = {
     "product_gram diagonal",
     "pair",
     "row_loss",
-    "terms",
+    "totals",
+    "covariance_update",
+    "mean_update",
+    "mean_update diagonal",
+    "curriculum_thresholds",
+    "curriculum_update",
     "log_odds",
     "logits_gradient",
     "gram_gradient",
@@ -28,11 +38,15 @@ KERNELS = {
 }
 
 
-def compile_float32(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    # A process of its own: this one may have decorated the kernels for the interpreter.
+def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    # A subprocess, because this process may have decorated the kernels for the interpreter.
     inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "benchmarks.gpu_static", "--dtype", "float32", *arguments]
+    command = [sys.executable, *arguments]
     return subprocess.run(command, env=inherited | environment, capture_output=True, text=True, check=False)
+
+
+def compile_float32(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return run_python("-m", "benchmarks.gpu_static", "--dtype", "float32", *arguments, **environment)
 
 
 @pytest.mark.aot
@@ -56,7 +70,25 @@ def test_kernels_beyond_one_gram_tile_compile_without_spilling_registers() -> No
 
 
 @pytest.mark.aot
-def test_compiling_is_refused_while_kernels_are_interpreted() -> None:
+def test_compiling_in_interpreter_mode_is_an_error() -> None:
     result = compile_float32("--target", "sm_80", "--shape", "fmnist", TRITON_INTERPRET="1")
     assert result.returncode == 2
     assert "TRITON_INTERPRET" in result.stderr
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942"])
+def test_products_of_different_dtypes_compile(target: str) -> None:
+    result = run_python(str(FOLDER / "compile_dtypes.py"), target, PYTHONPATH=str(FOLDER.parents[1]))
+    assert result.returncode == 0, result.stderr
+    # class_gram, diagonal product_gram and class_gram_backward, each in float64 and float32
+    assert int(result.stdout) == 6
+
+
+@pytest.mark.aot
+def test_batch_sizes_share_one_binary_of_each_kernel() -> None:
+    result = run_python(str(FOLDER / "count_binaries.py"), PYTHONPATH=str(FOLDER.parents[1]))
+    assert result.returncode == 0, result.stderr
+    counts = json.loads(result.stdout)
+    assert counts == dict.fromkeys(counts, 1)
+    assert len(counts) == 9 + 4  # the loss and the updates of the state

@@ -1,0 +1,91 @@
+"""Resolves `impl`, once per call. No other module chooses an implementation.
+
+| implementation | what it is | serves |
+|---|---|---|
+| `triton` | GPU kernels | CUDA and ROCm tensors; CPU tensors in Triton's interpreter |
+| `native` | small steps in C | float32 on a CPU, few classes, if the extension was built |
+| `torch` | the closed form in ATen operators | everything |
+| `reference` | the paper, literally | everything that fits in memory; never chosen by `auto` |
+
+`auto` selects Triton on a GPU, C for CPU calls small enough to be faster there, and ATen operators otherwise.
+"""
+
+import functools
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable
+from types import ModuleType
+
+from torch import Tensor
+
+from plsp_kernels import native
+from plsp_kernels.step import Step
+
+IMPLEMENTATIONS = ("auto", "triton", "native", "torch", "reference")
+
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
+_PACKAGES = {"triton": "triton_impl", "native": "native", "torch": "torch_impl"}
+
+
+def for_step(impl: str, step: Step) -> str:
+    """Resolve `impl` for a whole step of the loss."""
+    return _resolve(impl, step.weight, lambda: native.step_refusal(step), lambda: native.step_pays(step))
+
+
+def for_rows(impl: str, weight: Tensor) -> str:
+    """Resolve `impl` for a function of independent rows of logits."""
+    return _resolve(impl, weight, lambda: "it implements whole steps of the loss, not this function")
+
+
+def for_labels(impl: str, logits: Tensor) -> str:
+    """Resolve `impl` for class activation labels."""
+    return _resolve(impl, logits, lambda: native.labels_refusal(logits))
+
+
+def for_update(impl: str, covariance: Tensor, mean: Tensor, count: Tensor, features: Tensor) -> str:
+    """Resolve `impl` for a covariance update. The reference replaces the state; ATen operators update it in place."""
+    update = covariance, mean, count, features
+    impl = "torch" if impl == "reference" else impl
+    return _resolve(impl, mean, lambda: native.update_refusal(*update), lambda: native.update_pays(*update))
+
+
+def for_curriculum(impl: str, count: Tensor) -> str:
+    """Resolve `impl` for the state of the curriculum, which neither C nor the reference implements."""
+    return _resolve("torch" if impl in ("native", "reference") else impl, count, lambda: "it implements the loss")
+
+
+def _resolve(
+    impl: str, tensor: Tensor, native_refusal: Callable[[], str | None], native_pays: Callable[[], bool] = lambda: True
+) -> str:
+    """Resolve `impl` for tensors like this one.
+
+    native_refusal returns why C cannot serve the call, or None; native_pays returns whether C would be faster.
+    """
+    if impl == "auto":
+        if tensor.is_cuda:
+            return "triton" if _HAS_TRITON else "torch"
+        return "native" if native_refusal() is None and native_pays() else "torch"
+    if impl == "native":
+        refusal = native_refusal()
+        if refusal is not None:
+            raise ValueError(f"impl='native' cannot serve this call: {refusal}; use impl='auto'")
+    elif impl == "triton":
+        if not _HAS_TRITON:
+            raise ValueError("impl='triton' needs the triton package, which is not installed; use impl='auto'")
+        if not tensor.is_cuda and os.environ.get("TRITON_INTERPRET", "0") in ("", "0"):
+            raise ValueError(
+                f"impl='triton' needs CUDA or ROCm tensors, got {tensor.device}; move them to the GPU, use impl='auto' "
+                "or set TRITON_INTERPRET=1 before Python starts to run the kernels in Triton's interpreter"
+            )
+    elif impl not in IMPLEMENTATIONS:
+        raise ValueError(f"impl must be one of {', '.join(map(repr, IMPLEMENTATIONS))}, got {impl!r}")
+    return impl
+
+
+@functools.cache
+def implementation(impl: str) -> ModuleType:
+    """Return the package of this implementation, imported on first use."""
+    if impl not in _PACKAGES:
+        raise ValueError(f"an operator's impl must be one of {', '.join(map(repr, _PACKAGES))}, got {impl!r}")
+    return importlib.import_module(f"plsp_kernels.{_PACKAGES[impl]}")
