@@ -1,7 +1,8 @@
-"""Every setting of a run, its default, and what each data set and method changes.
+"""Every setting of a run, its default, and where defaults come from.
 
-`Config` is the one place of a default; `PRESETS` holds the paper's table, `METHOD_PRESETS` what a method changes in it.
-The command line and configuration files are derived from the fields below.
+A default stands in `Config`. For a benchmark set `PRESETS`, the paper's table, overrides it; for data of one's own the
+rules of `rules.py` do, from their size and kind; then `defaults` of a method. The command line and configuration files
+are derived from the fields below.
 """
 
 import dataclasses
@@ -11,84 +12,121 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from plsp_train.data import DATASETS, GENERATORS, RECIPES
-from plsp_train.models import MODELS
+from plsp_kernels.dispatch import IMPLEMENTATIONS
+from plsp_train.data import (
+    BUILT_IN_GENERATORS,
+    DATASETS,
+    GENERATORS,
+    NORMALISATIONS,
+    REAL_PARTIAL_LABEL_SETS,
+    RECIPES,
+    Source,
+)
+from plsp_train.methods import METHODS
+from plsp_train.models import MODELS, find_builder
+from plsp_train.registry import import_plugin
+from plsp_train.rules import OWN_CANDIDATES, preset_for
 
-# Learning rates are those of the paper's grid that suit the digits best (docs/methods.md).
-METHOD_PRESETS: dict[str, dict[str, Any]] = {
-    "plsp": {},
-    "df": {"lr": 0.05},
-    "cc": {"lr": 0.05},
-    "rc": {"lr": 0.1},
-    "proden": {"lr": 0.1},
-    "lws": {"lr": 0.1},
-    "cavl": {"lr": 0.1},
-    "pico": {"lr": 0.1},
-}
 
-
-def _setting(default: Any, group: str, help: str, choices: tuple[str, ...] = ()) -> Any:
-    return field(default=default, metadata={"group": group, "help": help, "choices": choices})
+def _setting(default: Any, group: str, help: str, choices: tuple[str, ...] = (), examples: tuple[str, ...] = ()) -> Any:
+    """Choices are all that a setting takes; examples are names it knows, beside those of the user's own."""
+    metadata = {"group": group, "help": help, "choices": choices, "examples": examples}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
 class Config:
-    """One run."""
+    """The settings of one run."""
 
-    dataset: str = _setting("digits", "data", "data set to train on", DATASETS)
-    data_root: str = _setting("data", "data", "folder of the data sets, or an .npz or .mat file")
-    download: bool = _setting(False, "data", "fetch the data set if it is not there")
-    candidates: str = _setting("fps", "data", "generator of the candidate sets", GENERATORS)
-    flip_probability: float = _setting(0.5, "data", "probability with which fps, pair and noisy add a label")
-    noise_rate: float = _setting(0.1, "data", "probability with which noisy drops the true label")
-    validation_fraction: float = _setting(0.0, "data", "share of the training instances held out to choose an epoch by")
+    dataset: str = _setting(
+        "digits", "data", "a benchmark set, a file (.npz, .mat, .csv, .parquet) or a folder", examples=tuple(DATASETS)
+    )
+    data_root: str = _setting("data", "data", "directory of the benchmark sets, or the file of one (.npz, .mat)")
+    download: bool = _setting(False, "data", "download the benchmark set if it is missing")
+    candidates: str = _setting(
+        "fps",
+        "data",
+        "generator of candidate sets, or own: those that the data come with",
+        examples=(OWN_CANDIDATES, *BUILT_IN_GENERATORS),
+    )
+    flip_probability: float = _setting(0.5, "data", "probability that fps, pair, hierarchical or noisy add a label")
+    noise_rate: float = _setting(0.1, "data", "probability that noisy drops the true label")
+    annotators: str = _setting(
+        "union",
+        "data",
+        "candidates from several annotators: all their answers, or the most frequent",
+        ("union", "vote"),
+    )
+    image_size: int = _setting(0, "data", "side to which a folder's images are resized; 0: chosen from their sizes")
+    normalise: str = _setting("feature", "data", "scale vectors by feature, by one scale, or not", NORMALISATIONS)
+    horizontal_flip: bool = _setting(True, "data", "mirror images of your own at random when augmenting")
+    test_fraction: float = _setting(0.0, "data", "fraction of the instances to test on; needs true labels")
+    folds: int = _setting(0, "data", "number of folds of a cross-validation; 0: none")
+    fold: int = _setting(0, "data", "train a single fold, from 1; 0: all of them")
+    split_seed: int = _setting(0, "data", "seed of the split into training and test instances or folds")
+    validation_fraction: float = _setting(0.0, "data", "fraction of the training instances held out to select an epoch")
 
-    method: str = _setting("plsp", "method", "how to learn from the candidate sets", tuple(METHOD_PRESETS))
-    recipe: str = _setting("paper", "method", "the paper, or the variants of its released code", RECIPES)
-    model: str = _setting("mlp", "method", "network", tuple(MODELS))
-    lws_leverage: float = _setting(1.0, "method", "β of lws, weight of the labels outside the candidate set")
-    k: int = _setting(200, "plsp", "most reliable instances per class that count as labelled")
-    strength: float = _setting(0.01, "plsp", "λ0, largest strength of the semantic transformation")
-    ss_weight: float = _setting(1.0, "plsp", "γ0, largest weight of the semi-supervised terms")
-    threshold: float = _setting(0.75, "plsp", "τ0, largest confidence threshold")
+    method: str = _setting("plsp", "method", "learning method", examples=tuple(METHODS))
+    recipe: str = _setting("paper", "method", "follow the paper, or its released code where they differ", RECIPES)
+    model: str = _setting(
+        "mlp", "method", "network, also torchvision:NAME, timm:NAME or module:function", examples=tuple(MODELS)
+    )
+    pretrained: str = _setting("", "method", "file of initial weights for the network (state_dict or .safetensors)")
+    select: str = _setting(
+        "", "method", "settings to choose by held-out candidate sets before training, such as model,normalise,lr"
+    )
+    lws_leverage: float = _setting(1.0, "lws", "β, weight of the labels outside the candidate set")
+    k: int = _setting(200, "plsp", "most reliable instances per class, which are treated as labelled")
+    strength: float = _setting(0.01, "plsp", "λ0, maximum strength of the semantic transformation")
+    ss_weight: float = _setting(1.0, "plsp", "γ0, maximum weight of the semi-supervised terms")
+    threshold: float = _setting(0.75, "plsp", "τ0, maximum confidence threshold")
     beta: float = _setting(math.pi**2 / 8, "plsp", "β, scale of the probit")
-    semantic: bool = _setting(True, "plsp", "the semantic transformation; --no-semantic is the ablation 'w/o ST'")
-    covariance: str = _setting("full", "plsp", "kind of the class covariances", ("full", "diagonal"))
+    semantic: bool = _setting(True, "plsp", "semantic transformation; --no-semantic is the ablation 'w/o ST'")
+    covariance: str = _setting("full", "plsp", "class covariances", ("full", "diagonal"))
 
-    epochs: int = _setting(250, "training", "T, epochs; those of plsp are the semi-supervised ones")
+    epochs: int = _setting(250, "training", "T, epochs; for plsp, those of semi-supervised training")
     pretrain_epochs: int = _setting(10, "plsp", "T0, epochs of pre-training on all candidates")
-    iterations: int = _setting(200, "plsp", "I, iterations of a semi-supervised epoch")
-    pretrain_batch: int = _setting(256, "training", "batch size; of plsp, that of pre-training")
-    labeled_batch: int = _setting(64, "plsp", "B_l, labelled instances of an iteration")
-    unlabeled_batch: int = _setting(256, "plsp", "B_u, unlabelled instances of an iteration")
-    lr: float = _setting(0.1, "training", "learning rate of the first epoch")
+    iterations: int = _setting(200, "plsp", "I, iterations per semi-supervised epoch")
+    pretrain_batch: int = _setting(256, "plsp", "batch size of pre-training")
+    labeled_batch: int = _setting(64, "plsp", "B_l, labelled instances per iteration")
+    unlabeled_batch: int = _setting(256, "plsp", "B_u, unlabelled instances per iteration")
+    batch_size: int = _setting(256, "training", "batch size of the methods without pre-training")
+    lr: float = _setting(0.1, "training", "initial learning rate")
     weight_decay: float = _setting(1e-4, "training", "weight decay")
     seed: int = _setting(0, "training", "seed of candidate sets, initial weights, batches and augmentation")
 
     device: str = _setting("auto", "execution", "auto, cpu, cuda or cuda:i")
     amp: str = _setting("off", "execution", "automatic mixed precision", ("off", "bf16", "fp16"))
     compile: bool = _setting(False, "execution", "compile the network with torch.compile")
-    impl: str = _setting("auto", "execution", "implementation of the loss", ("auto", "triton", "torch", "reference"))
-    out: str = _setting(
-        "", "execution", "folder of the run (default: a fresh one, runs/[<method>-]<data set>-<candidates>-seed<seed>)"
-    )
+    impl: str = _setting("auto", "execution", "implementation of the loss", IMPLEMENTATIONS)
+    out: str = _setting("", "execution", "output directory (default: a new one in runs, named after the settings)")
     tensorboard: bool = _setting(False, "execution", "also write TensorBoard logs")
+    workers: int = _setting(0, "execution", "processes that decode a folder's images; 0: one per core")
+    plugin: str = _setting(
+        "", "execution", "modules to import first, separated by commas: they register names of yours"
+    )
 
     def __post_init__(self) -> None:
         for setting in dataclasses.fields(self):
             _check(setting, getattr(self, setting.name))
+        if self.folds == 1 or self.fold > self.folds:
+            raise ValueError(
+                f"folds must be at least 2 and fold at most that, got folds {self.folds}, fold {self.fold}"
+            )
+        if self.folds and self.test_fraction:
+            raise ValueError("folds and test_fraction both decide what to test on: give one of them")
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
 
-# What may differ between the two parts of a resumed run: where things are, and what does not change the numbers.
-FREE_ON_RESUME = ("out", "data_root", "download", "tensorboard", "device", "impl")
+# May change on resume: locations, and what does not affect the numbers beyond rounding.
+FREE_ON_RESUME = ("out", "data_root", "download", "tensorboard", "device", "impl", "workers", "plugin")
 
-_POSITIVE = ("iterations", "pretrain_batch", "labeled_batch", "unlabeled_batch", "lr", "beta")
+_POSITIVE = ("iterations", "batch_size", "pretrain_batch", "labeled_batch", "unlabeled_batch", "lr", "beta")
 _UNIT = ("flip_probability", "noise_rate", "threshold")
-# torch.Generator takes 64 bits; runs derive a few seeds from theirs.
-_SEEDS = 2**63 - 1
+# torch.Generator takes 64 bits, and a run derives further seeds from its own.
+_MAX_SEED = 2**63 - 1
 
 
 def _check(setting: "dataclasses.Field[Any]", value: Any) -> None:
@@ -106,57 +144,45 @@ def _check(setting: "dataclasses.Field[Any]", value: Any) -> None:
             raise ValueError(f"{name} must be {'positive' if name in _POSITIVE else 'at least 0'}, got {value}")
         if name in _UNIT and value > 1:
             raise ValueError(f"{name} must lie in [0, 1], got {value}")
-        if name == "validation_fraction" and value >= 1:
-            raise ValueError(f"validation_fraction must lie in [0, 1), got {value}")
-        if name == "seed" and value > _SEEDS:
-            raise ValueError(f"seed must be below 2^63, got {value}")
+        if name in ("validation_fraction", "test_fraction") and value >= 1:
+            raise ValueError(f"{name} must lie in [0, 1), got {value}")
+        if name in ("seed", "split_seed") and value > _MAX_SEED:
+            raise ValueError(f"{name} must be below 2^63, got {value}")
 
 
-_VECTORS: dict[str, Any] = {
-    "model": "mlp",
-    "k": 20,
-    "epochs": 50,
-    "iterations": 20,
-    "pretrain_batch": 128,
-    "lr": 0.05,
-}
+def build_config(given: dict[str, Any], source: Source | None = None) -> Config:
+    """Defaults, overridden by those of the data and the method, overridden by the given settings.
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "digits": {
-        "model": "mlp",
-        "k": 50,
-        "epochs": 40,
-        "iterations": 40,
-        "pretrain_batch": 64,
-        "labeled_batch": 32,
-        "unlabeled_batch": 128,
-        "lr": 0.05,
-    },
-    "fmnist": {"model": "lenet"},
-    "cifar10": {"model": "densenet"},
-    "cifar100": {
-        "model": "resnet18",
-        "flip_probability": 0.1,
-        "pretrain_epochs": 50,
-        "iterations": 800,
-        "pretrain_batch": 64,
-        "labeled_batch": 16,
-        "unlabeled_batch": 64,
-    },
-    "lost": _VECTORS,
-    "MSRCv2": _VECTORS,
-    "BirdSong": _VECTORS,
-}
-
-
-def build_config(given: dict[str, Any]) -> Config:
-    """The preset of the data set, changed by that of the method, changed by what was given."""
+    The source is that of data of one's own, whose defaults depend on their size and kind.
+    """
     names = {setting.name for setting in dataclasses.fields(Config)}
     unknown = sorted(set(given) - names)
     if unknown:
         raise ValueError(f"unknown setting {unknown[0]!r}: choose from {', '.join(sorted(names))}")
-    dataset, method = given.get("dataset", Config.dataset), given.get("method", Config.method)
-    return Config(**{**PRESETS.get(dataset, {}), **METHOD_PRESETS.get(method, {}), **given})
+    import_plugins(given)
+    preset = preset_for(given.get("dataset", Config.dataset), source)
+    if given.get("folds"):  # every instance is in a fold: nothing else needs to be held out
+        preset = {name: value for name, value in preset.items() if name not in ("test_fraction", "validation_fraction")}
+    method = METHODS[given.get("method", Config.method)]
+    config = Config(**{**preset, **method.defaults, **given})
+    if config.candidates not in (OWN_CANDIDATES, *BUILT_IN_GENERATORS):
+        GENERATORS[config.candidates]  # raises for unknown names
+    find_builder(config.model)
+    return config
+
+
+def stored_config(stored: dict[str, Any]) -> Config:
+    """The settings of a run from its file. Names of someone else's methods and networks are not looked up."""
+    names = {setting.name for setting in dataclasses.fields(Config)}
+    unknown = sorted(set(stored) - names)
+    if unknown:
+        raise ValueError(f"unknown setting {unknown[0]!r}")
+    return Config(**{**preset_for(stored.get("dataset", Config.dataset), None), **stored})
+
+
+def import_plugins(given: dict[str, Any]) -> None:
+    for module in filter(None, str(given.get("plugin", "")).split(",")):
+        import_plugin(module.strip())
 
 
 def read_config_file(path: str) -> dict[str, Any]:
@@ -174,7 +200,19 @@ def read_config_file(path: str) -> dict[str, Any]:
         raise ValueError(f"cannot read settings from {path}: {error}") from None
     if not isinstance(content, dict):
         raise ValueError(f"cannot read settings from {path}: it must hold a table of names and values")
-    return {name.replace("-", "_"): value for name, value in content.items()}
+    return current_settings({name.replace("-", "_"): value for name, value in content.items()})
+
+
+def current_settings(stored: dict[str, Any]) -> dict[str, Any]:
+    """Settings from a file of any version.
+
+    pretrain_batch used to be the batch size of every method, and the generator was ignored for real partial-label data.
+    """
+    if "pretrain_batch" in stored and "batch_size" not in stored:
+        stored = {**stored, "batch_size": stored["pretrain_batch"]}
+    if stored.get("dataset") in REAL_PARTIAL_LABEL_SETS:
+        stored = {**stored, "candidates": OWN_CANDIDATES}
+    return stored
 
 
 def _parse_toml(text: str) -> dict[str, Any]:

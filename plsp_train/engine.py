@@ -1,15 +1,17 @@
-"""Stages, epochs, steps: drives any method, measures it, and never loses its work.
+"""Drives any method through stages, epochs and steps, evaluates it and writes checkpoints.
 
-A checkpoint is written after every epoch, and after the running step when the run is told to stop. It holds all that
-the next step depends on, so a resumed run continues to the same numbers.
+A checkpoint is written after every epoch, and after the current step if a signal stops the run. It holds everything
+the next step depends on: a resumed run reproduces the uninterrupted one, bit for bit on a CPU.
 """
 
+import hashlib
 import math
 import platform
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,23 +20,31 @@ import torch
 from torch import Tensor
 
 from plsp_kernels import __version__
-from plsp_train.checkpoint import load_tensors, save_tensors, write_json
+from plsp_train.checkpoint import load_tensors, save_tensors
 from plsp_train.config import Config
-from plsp_train.data import TrainTestData, build_augmentation, generate_candidates
-from plsp_train.distributed import agree, average_gradients, is_main, num_ranks, own_device, share_out
-from plsp_train.methods import Step, Task, build_method
+from plsp_train.console import Reporter
+from plsp_train.data import TrainTestData, build_augmentation
+from plsp_train.distributed import agree, average_gradients, is_main, num_ranks, pick_device
+from plsp_train.files import write_json
+from plsp_train.methods import Iteration, Task, build_method
 from plsp_train.metrics import f1_scores, predict
-from plsp_train.models import build_model
-from plsp_train.report import Reporter
-from plsp_train.validation import criteria, hold_out, selected_epochs
+from plsp_train.model_file import ModelFile, save_model
+from plsp_train.models import Network, build_model, load_pretrained
+from plsp_train.outcome import Outcome, Trained, describe_instances, warnings_of
+from plsp_train.results import save_results
+from plsp_train.validation import CRITERIA, criteria, hold_out, selected_epochs
 
-CHECKPOINT_FORMAT = 1
-LAST_EPOCHS = 10  # the summary's means are taken over this many
+CHECKPOINT_FORMAT = 2
+LAST_EPOCHS = 10  # averaged in the summary
+LARGE_WEIGHT = 1e3  # trained weights are far below
+# What a checkpoint holds of an engine, besides its generators.
+_STATEFUL = ("model", "optimizer", "scaler", "method")
+_PROGRESS = ("epochs_done", "steps_done", "sums", "epoch_report", "history", "seconds", "labels", "changes")
 _AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class StopRun(Exception):
-    """The run was told to stop, and is saved."""
+    """A signal stopped the run, which is saved."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(signal.Signals(signal_number).name)
@@ -42,79 +52,77 @@ class StopRun(Exception):
 
 
 class NonFiniteLoss(Exception):
-    """The loss is not a number any more; the last checkpoint is from before."""
-
-
-def pick_device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"device must be auto, cpu, cuda or cuda:i, got {name!r}") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {name} is not there: torch sees no GPU; use --device cpu")
-    return own_device(device)
-
-
-def draw_candidates(config: Config, data: TrainTestData) -> Tensor:
-    """The candidate sets that came with the data, or generated ones, which depend on nothing but the seed."""
-    if data.train_candidates is not None:
-        return data.train_candidates
-    return generate_candidates(
-        config.candidates,
-        data.train_labels,
-        data.num_classes,
-        torch.Generator().manual_seed(config.seed),
-        flip_probability=config.flip_probability,
-        noise_rate=config.noise_rate,
-        recipe=config.recipe,
-    )
+    """The loss is not finite; a checkpoint, if there is one, is from before."""
 
 
 class Engine:
-    """One run in one folder."""
+    """One run: its data, network, method and progress. Without an output directory it writes no files."""
 
-    def __init__(self, config: Config, data: TrainTestData, candidates: Tensor, out: Path, reporter: Reporter) -> None:
+    def __init__(
+        self,
+        config: Config,
+        data: TrainTestData,
+        candidates: Tensor,
+        out: Path | None,
+        reporter: Reporter,
+        network: Network | None = None,
+    ) -> None:
         self.config, self.out, self.reporter = config, out, reporter
         self.device = pick_device(config.device)
-        self.test_inputs, self.test_labels = data.test_inputs, data.test_labels
-        data, candidates, self.held_out = hold_out(data, candidates, config.validation_fraction, config.seed)
-        self.augmentation = build_augmentation(data, device=self.device, memory_format=torch.channels_last)
+        self.fingerprint = _fingerprint(data.train_inputs, candidates)
+        self.data, candidates, self.held_out = hold_out(data, candidates, config.validation_fraction, config.seed)
         torch.manual_seed(config.seed)
-        model = build_model(config.model, data.input_shape, data.num_classes).to(self.device)
-        if data.is_image:
-            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        share_out(model)
-        self.model = model
+        self.model = self._prepared(network or build_model(config.model, data.input_shape, data.num_classes))
+        self.augmentation = build_augmentation(
+            data,
+            horizontal_flip=config.horizontal_flip,
+            device=self.device,
+            memory_format=self.model.memory_format,
+        )
+        true_labels = self.data.train_labels
         task = Task(
             config=config,
-            model=model,
-            inputs=data.train_inputs.to(self.device),
+            model=self.model,
+            inputs=self.data.train_inputs.to(self.device),
             candidates=candidates.to(self.device),
-            true_labels=data.train_labels.to(self.device),
+            true_labels=None if true_labels is None else true_labels.to(self.device),
             augmentation=self.augmentation,
             generator=torch.Generator().manual_seed(config.seed + 1),
         )
         self.method = build_method(task)
-        self.generator = task.generator
+        self.task, self.generator = task, task.generator
         if config.compile:
-            model.features = torch.compile(model.features)  # type: ignore[method-assign]
+            self.model.features = torch.compile(self.model.features)  # type: ignore[method-assign]
         self.optimizer = torch.optim.SGD(
-            [*model.parameters(), *self.method.parameters()],
+            [*self.model.parameters(), *self.method.parameters()],
             lr=config.lr,
             momentum=0.9,
             weight_decay=config.weight_decay,
         )
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.amp == "fp16")
-        self.rebuild = {"model": config.model, "input_shape": list(data.input_shape), "num_classes": data.num_classes}
-        # Progress: epochs done, steps done in the present one, and the sums of its terms.
+        # Progress: finished epochs, finished steps of the current one, and the sums of its terms.
         self.epochs_done, self.steps_done = 0, 0
         self.sums: dict[str, Tensor] = {}
         self.epoch_report: dict[str, Any] = {}
         self.history: list[dict[str, Any]] = []
         self.seconds = 0.0
+        # Labels of the last epoch, and how often the label of each instance has changed since the one before.
+        self.labels = torch.full_like(self.method.labels, -1)
+        self.changes = torch.zeros_like(self.labels)
         self.stop_signal: int | None = None
+
+    def _prepared(self, model: Network) -> Network:
+        """The network on its device, with initial weights from a file if one is given."""
+        if self.config.pretrained:
+            self.reporter.line(str(load_pretrained(model, self.config.pretrained)))
+        model = model.to(self.device)
+        if self.data.is_image:
+            model = model.to(memory_format=model.memory_format)  # type: ignore[call-overload]
+        if num_ranks() > 1:
+            from plsp_train.sharding import shard_features
+
+            shard_features(model)
+        return model
 
     # ------------------------------------------------------------------------------------------------ training
 
@@ -122,15 +130,17 @@ class Engine:
         """Train to the end; returns the summary."""
         plan = [(stage.name, epoch) for stage in self.method.stages() for epoch in range(1, stage.epochs + 1)]
         if not plan:
-            raise ValueError("nothing to train: the stages of this run have 0 epochs in all; raise --epochs")
+            raise ValueError("nothing to train: all stages have 0 epochs; raise --epochs")
         with self._catch_signals():
             for stage, epoch in plan[self.epochs_done :]:
                 self._epoch(stage, epoch, len(plan))
-        summary = self._summary()
-        if is_main():
+        outcome = self.describe()
+        summary = self._summary(outcome)
+        if self.out is not None and is_main():
+            save_model(self.out / "model.pt", self.model_file())
+            save_results(self.out / "results.npz", outcome.results)
             write_json(self.out / "summary.json", summary)
-            save_tensors(self.out / "model.pt", {**self.rebuild, "state_dict": self.model.state_dict()})
-        self.reporter.finish(summary, self.history, self.out)
+        self.reporter.finish(summary, self.history)
         return summary
 
     def _epoch(self, stage: str, epoch: int, num_epochs: int) -> None:
@@ -147,7 +157,7 @@ class Engine:
                 step = self._step(stage, epoch)
                 self.steps_done += 1
                 num_images += step.num_images
-                # All ranks look at the means and stop at the same step, whichever of them was told to.
+                # All ranks compute the means and stop at the same step, whichever of them needs to.
                 stop_signal, due = agree(self.stop_signal or 0, progress.due())
                 if due:
                     progress.show(self.steps_done, self._means(), num_images)
@@ -164,7 +174,8 @@ class Engine:
             **self._means(),
             **self.epoch_report,
             **self.method.end_epoch(stage),
-            **f1_scores(predict(self.model, self.test_inputs, self.augmentation), self.test_labels),
+            **self._agreement(),
+            **self._test_scores(),
             **self._criteria(),
             "lr": self.optimizer.param_groups[0]["lr"],
         }
@@ -173,22 +184,50 @@ class Engine:
         metrics["images_per_second"] = round(num_images / training_seconds, 1)
         self.history.append(metrics)
         self.epochs_done, self.steps_done = self.epochs_done + 1, 0
+        self._keep_selected()
         self._save()
-        self.reporter.epoch(metrics, num_epochs, self.out)
+        self.reporter.epoch(metrics, num_epochs)
         (stop_signal,) = agree(self.stop_signal or 0)
         if stop_signal and self.epochs_done < num_epochs:
             raise StopRun(stop_signal)
 
-    def _criteria(self) -> dict[str, float]:
-        if self.held_out is None:
-            return {}
-        logits = predict(self.model, self.held_out.inputs, self.augmentation)
-        return criteria(logits, self.held_out.candidates.to(logits.device))
+    def _agreement(self) -> dict[str, float]:
+        """The share of instances that keep the label of the previous epoch, over those that had one."""
+        before, self.labels = self.labels, self.method.labels.clone()
+        known = before >= 0
+        changed = known & (self.labels != before)
+        self.changes += changed
+        count = int(known.sum())
+        return {"label_agreement": 1 - int(changed.sum()) / count} if count else {}
 
-    def _step(self, stage: str, epoch: int) -> Step:
+    def _test_scores(self) -> dict[str, float]:
+        if self.data.test_inputs is None or self.data.test_labels is None:
+            return {}
+        return f1_scores(predict(self.model, self.data.test_inputs, self.augmentation), self.data.test_labels)
+
+    def _criteria(self) -> dict[str, float]:
+        """Scores of instances whose candidate sets are known but not their labels."""
+        if self.held_out is not None:
+            inputs, candidates = self.held_out.inputs, self.held_out.candidates
+        elif self.data.test_inputs is not None and self.data.test_candidates is not None:
+            inputs, candidates = self.data.test_inputs, self.data.test_candidates
+        else:
+            return {}
+        logits = predict(self.model, inputs, self.augmentation)
+        return criteria(logits, candidates.to(logits.device))
+
+    def _keep_selected(self) -> None:
+        """Keep the weights of the epoch that maximises a criterion, beside those of the last one."""
+        if self.held_out is None or self.out is None or not is_main():
+            return
+        for criterion, selected in selected_epochs(self.history).items():
+            if selected["epoch"] == self.epochs_done:
+                save_model(self.out / f"model_{criterion}.pt", self.model_file())
+
+    def _step(self, stage: str, epoch: int) -> Iteration:
         with self._autocast():
             step = self.method.step(stage, epoch)
-        # Looking at the loss is free on a CPU; a GPU is asked only when the progress is shown anyway.
+        # Free on a CPU, a host sync on a GPU, where _means() finds it instead.
         if self.device.type == "cpu" and not math.isfinite(step.loss.item()):
             raise NonFiniteLoss(self._explain(step, epoch, stage))
         self.optimizer.zero_grad(set_to_none=True)
@@ -207,25 +246,44 @@ class Engine:
         return nullcontext() if amp is None else torch.autocast(self.device.type, dtype=amp)
 
     def _means(self) -> dict[str, float | None]:
-        """The epoch's terms so far: the one place where the host waits for the device."""
+        """Means of the epoch's terms so far; the only host sync of training."""
         names = list(self.sums)
         values = (torch.stack([self.sums[name].double() for name in names]) / self.steps_done).tolist()
         means = dict(zip(names, values, strict=True))
         if not math.isfinite(means["loss"]):
-            raise NonFiniteLoss(f"the mean loss of this epoch is {means['loss']} after {self.steps_done} steps")
+            loss, cause = means["loss"], self._likely_cause()
+            raise NonFiniteLoss(f"the mean loss of this epoch is {loss} after {self.steps_done} steps; {cause}")
         return self.method.report(means)
 
-    def _explain(self, step: Step, epoch: int, stage: str) -> str:
+    def _explain(self, step: Iteration, epoch: int, stage: str) -> str:
         terms = ", ".join(f"{name} {value.item():.4g}" for name, value in step.terms.items())
-        weights = max(parameter.detach().abs().max().item() for parameter in self.model.parameters())
         return (
-            f"the loss became {step.loss.item()} in step {self.steps_done + 1} of {stage} epoch {epoch} ({terms}; "
-            f"largest weight {weights:.4g}, learning rate {self.optimizer.param_groups[0]['lr']:g})"
+            f"the loss became {step.loss.item()} in step {self.steps_done + 1} of {stage} epoch {epoch} ({terms}); "
+            f"{self._likely_cause()}"
+        )
+
+    def _likely_cause(self) -> str:
+        """Inputs are finite, or the data would have been refused: what remains is the precision or the rate."""
+        largest = max(parameter.detach().abs().max().item() for parameter in self.model.parameters())
+        rate = self.optimizer.param_groups[0]["lr"]
+        if self.config.amp == "fp16" and largest < LARGE_WEIGHT:
+            return "half precision overflowed while the weights are moderate: use --amp bf16 or --amp off"
+        if largest >= LARGE_WEIGHT or not math.isfinite(largest):
+            return f"the weights have grown to {largest:.4g} at learning rate {rate:g}: try a smaller --lr"
+        return (
+            f"the weights are moderate (largest {largest:.4g}, learning rate {rate:g}): look for features of very "
+            "different scale (--normalise feature), or lower --strength and --lr"
         )
 
     @contextmanager
     def _catch_signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM let the running step finish; a second one ends at once."""
+        """SIGINT and SIGTERM let the current step finish; a second signal interrupts it.
+
+        Without an output directory there is nothing to save, and signals are left to the caller.
+        """
+        if self.out is None:
+            yield
+            return
 
         def stop(number: int, frame: FrameType | None) -> None:
             if self.stop_signal is not None:
@@ -234,7 +292,7 @@ class Engine:
 
         try:
             before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:  # not the main thread: whoever runs us there handles signals
+        except ValueError:  # not in the main thread, where signals are the caller's
             yield
             return
         try:
@@ -244,7 +302,7 @@ class Engine:
                 signal.signal(number, handler)
 
     def profile(self, warm_up: int = 5, steps: int = 10) -> Path:
-        """Trace a few steps of the last stage, print where the time goes, and write the trace for a viewer."""
+        """Profile a few steps of the last stage: print the time per operator, write a trace for a viewer."""
         stage = self.method.stages()[-1]
         self.method.start_epoch(stage.name, 1)
         self.model.train()
@@ -255,24 +313,59 @@ class Engine:
                 self._step(stage.name, 1)
         totals = profiler.key_averages()
         self.reporter.line(totals.table(sort_by="self_cpu_time_total", row_limit=25, max_name_column_width=48))
-        path = self.out / "trace.json"
+        path = (self.out or Path()) / "trace.json"
         if is_main():
             profiler.export_chrome_trace(str(path))
         return path
 
     # ------------------------------------------------------------------------------------------------- results
 
-    def _summary(self) -> dict[str, Any]:
+    def model_file(self) -> ModelFile:
+        """The network as it is now, with all that a prediction needs."""
+        data = self.data
+        return ModelFile(
+            model=self.config.model,
+            input_shape=data.input_shape,
+            class_names=data.class_names,
+            mean=data.mean,
+            std=data.std,
+            state_dict=self.model.state_dict(),
+            feature_names=data.feature_names,
+        )
+
+    def describe(self) -> Outcome:
+        """What the trained network says about every training instance, and about the test set."""
+        return describe_instances(
+            Trained(
+                self.data,
+                self.task.candidates,
+                self.held_out,
+                self.method.labeled_set(),
+                self.changes,
+                partial(predict, self.model, augmentation=self.augmentation),
+            )
+        )
+
+    def _summary(self, outcome: Outcome) -> dict[str, Any]:
         last = self.history[-1]
         recent = self.history[-LAST_EPOCHS:]
         stage_ends = {line["stage"]: line["seconds"] for line in self.history}
+        summary: dict[str, Any] = {}
+        if "micro_f1" in last:
+            summary |= {
+                "micro_f1": last["micro_f1"],
+                "macro_f1": last["macro_f1"],
+                f"micro_f1_last{LAST_EPOCHS}": sum(line["micro_f1"] for line in recent) / len(recent),
+                f"macro_f1_last{LAST_EPOCHS}": sum(line["macro_f1"] for line in recent) / len(recent),
+                "micro_f1_best": max(line["micro_f1"] for line in self.history),
+            }
         return {
-            "micro_f1": last["micro_f1"],
-            "macro_f1": last["macro_f1"],
-            f"micro_f1_last{LAST_EPOCHS}": sum(line["micro_f1"] for line in recent) / len(recent),
-            f"macro_f1_last{LAST_EPOCHS}": sum(line["macro_f1"] for line in recent) / len(recent),
-            "micro_f1_best": max(line["micro_f1"] for line in self.history),
+            **summary,
+            **outcome.scores,
+            **{name: last[name] for name in (*CRITERIA, "label_agreement") if name in last},
             **selected_epochs(self.history),
+            "warnings": warnings_of(outcome, self.history, self.data.class_names),
+            "notes": list(self.data.notes),
             "epochs": len(self.history),
             "seconds": round(self.seconds, 3),
             "seconds_at_end_of": stage_ends,
@@ -282,43 +375,48 @@ class Engine:
             "versions": {"plsp": __version__, "torch": torch.__version__, "python": platform.python_version()},
         }
 
-    # -------------------------------------------------------------------------------------------- never lose work
+    # -------------------------------------------------------------------------------------------- checkpoints
 
     def _save(self) -> None:
-        if not is_main():
+        if self.out is None or not is_main():
             return
         save_tensors(
             self.out / "checkpoint.pt",
             {
                 "format": CHECKPOINT_FORMAT,
                 "config": self.config.to_json(),
-                "model": self.model.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-                "scaler": self.scaler.state_dict(),
-                "method": self.method.state_dict(),
+                "fingerprint": self.fingerprint,
                 "generator": self.generator.get_state(),
                 "torch_generator": torch.get_rng_state(),
-                "epochs_done": self.epochs_done,
-                "steps_done": self.steps_done,
-                "sums": self.sums,
-                "epoch_report": self.epoch_report,
-                "history": self.history,
-                "seconds": self.seconds,
+                **{name: getattr(self, name).state_dict() for name in _STATEFUL},
+                **{name: getattr(self, name) for name in _PROGRESS},
             },
         )
 
     def resume(self) -> None:
-        """Continue where the checkpoint of this folder was written."""
-        state = load_tensors(self.out / "checkpoint.pt", self.device)
+        """Continue from the checkpoint in the output directory."""
+        if self.out is None:
+            raise ValueError("a run without an output directory has no checkpoint to resume from")
+        path = self.out / "checkpoint.pt"
+        state = load_tensors(path, self.device)
         if state.get("format") != CHECKPOINT_FORMAT:
-            raise ValueError(f"{self.out / 'checkpoint.pt'} was written by another version of plsp_train")
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scaler.load_state_dict(state["scaler"])
-        self.method.load_state_dict(state["method"])
+            raise ValueError(f"{path} was written by another version of plsp_train")
+        if state["fingerprint"] != self.fingerprint:
+            raise ValueError(f"{path} belongs to other data: the data set has changed since the run was started")
+        for name in _STATEFUL:
+            getattr(self, name).load_state_dict(state[name])
+        for name in _PROGRESS:
+            setattr(self, name, state[name])
+        # After the method, whose samplers share the generator.
         self.generator.set_state(state["generator"].cpu())
         torch.set_rng_state(state["torch_generator"].cpu())
-        self.epochs_done, self.steps_done = state["epochs_done"], state["steps_done"]
-        self.sums, self.epoch_report = state["sums"], state["epoch_report"]
-        self.history, self.seconds = state["history"], state["seconds"]
-        self.reporter.rewrite(self.history, self.out)
+        self.reporter.rewrite(self.history)
+
+
+def _fingerprint(inputs: Tensor, candidates: Tensor) -> str:
+    """Tells data that have changed since a checkpoint was written."""
+    digest = hashlib.blake2b(digest_size=16)
+    for tensor in (inputs, candidates):
+        digest.update(repr((tuple(tensor.shape), tensor.dtype)).encode())
+        digest.update(tensor.contiguous().numpy().data)
+    return digest.hexdigest()

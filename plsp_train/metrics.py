@@ -1,7 +1,6 @@
-"""Scores of an epoch."""
+"""Predictions and their F1 scores."""
 
 import torch
-from sklearn.metrics import f1_score
 from torch import Tensor
 
 from plsp_train.data import Augmentation
@@ -20,6 +19,8 @@ def predict(model: Network, inputs: Tensor, augmentation: Augmentation) -> Tenso
 
 
 def f1_scores(logits: Tensor, labels: Tensor) -> dict[str, float]:
+    from sklearn.metrics import f1_score
+
     prediction, truth = logits.argmax(1).cpu().numpy(), labels.cpu().numpy()
     return {
         f"{average}_f1": float(f1_score(truth, prediction, average=average, zero_division=0))

@@ -1,76 +1,75 @@
-"""Folders of runs: who works in them, their settings, and which of these tell two runs apart."""
+"""Run directories: locks, settings, and which settings identify a run."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any
 
-from plsp_train.config import FREE_ON_RESUME, Config, build_config
-from plsp_train.data import REAL_PARTIAL_LABEL_SETS
-
-_GENERATORS_THAT_FLIP = ("fps", "pair", "hierarchical", "noisy")
-
-
-class Ambiguity(NamedTuple):
-    """How candidate sets came about; what does not apply is None."""
-
-    candidates: str | None
-    flip_probability: float | None
-    noise_rate: float | None
-
-    def __str__(self) -> str:
-        """fps0.3, uss, noisy0.3-noise0.1; nothing for data that came with its candidate sets."""
-        noise = "" if self.noise_rate is None else f"-noise{self.noise_rate}"
-        return f"{self.candidates or ''}{'' if self.flip_probability is None else self.flip_probability}{noise}"
+from plsp_train.config import FREE_ON_RESUME, Config, current_settings, stored_config
+from plsp_train.data import Ambiguity
+from plsp_train.methods import METHODS, Method
+from plsp_train.rules import OWN_CANDIDATES
 
 
-def settings_that_matter(config: Config) -> dict[str, Any]:
-    """The settings on which the numbers of a run depend: two runs that share them are the same run."""
-    has_own_candidates = config.dataset in REAL_PARTIAL_LABEL_SETS
-    matters = {
-        "candidates": not has_own_candidates,
-        "flip_probability": not has_own_candidates and config.candidates in _GENERATORS_THAT_FLIP,
-        "noise_rate": not has_own_candidates and config.candidates == "noisy",
-        "lws_leverage": config.method == "lws",
-        **{setting.name: config.method == "plsp" for setting in fields(config) if setting.metadata["group"] == "plsp"},
-        **dict.fromkeys(FREE_ON_RESUME, False),
-    }
-    return {name: value for name, value in config.to_json().items() if matters.get(name, True)}
+def dataset_name(config: Config) -> str:
+    """A benchmark's name, or that of the user's file without its directory and suffix."""
+    path = Path(config.dataset)
+    is_plugin = ":" in config.dataset and not path.exists()
+    return config.dataset.replace(":", ".") if is_plugin else path.stem
+
+
+def method_of(config: Config) -> type[Method] | None:
+    """None for someone else's method: a file must not decide what is imported."""
+    return METHODS[config.method] if config.method in METHODS else None  # noqa: SIM401 - get() would import it
 
 
 def ambiguity_of(config: Config) -> Ambiguity:
-    settings = settings_that_matter(config)
-    return Ambiguity(*(settings.get(name) for name in Ambiguity._fields))
+    if config.candidates == OWN_CANDIDATES:
+        return Ambiguity(None)
+    return Ambiguity(config.candidates, config.flip_probability, config.noise_rate).used()
+
+
+def settings_that_matter(config: Config) -> dict[str, Any]:
+    """The settings that determine the numbers of a run: two runs that share them are the same run."""
+    others, method = METHODS.keys() - {config.method}, method_of(config)
+    ignored = {
+        *FREE_ON_RESUME,
+        *(method.ignores if method else ()),
+        *(name for name, value in ambiguity_of(config)._asdict().items() if value is None),
+        *(setting.name for setting in fields(config) if setting.metadata["group"] in others),
+    }
+    return {name: value for name, value in config.to_json().items() if name not in ignored}
+
+
+def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any], names: Iterable[str]) -> str:
+    """lr was 0.05, now 0.1; k was 50, now 9"""
+    changed = [name for name in names if stored.get(name) != wanted.get(name)]
+    return "; ".join(f"{name} was {stored.get(name)!r}, now {wanted.get(name)!r}" for name in changed)
 
 
 @contextmanager
-def sole_use(folder: Path) -> Iterator[None]:
-    """Refuse a folder that another process works in. However that process ends, the system then lifts its claim."""
-    # A file of its own, open for writing: network file systems claim neither folders nor what is open for reading.
-    with open(folder / ".lock", "wb") as file:
-        _claim(file, folder)
+def locked(directory: Path) -> Iterator[None]:
+    """Lock the directory of a run. The system releases the lock however the process ends."""
+    # A file opened for writing: network file systems lock neither directories nor files opened for reading.
+    with open(directory / ".lock", "wb") as file:
+        with suppress(ImportError, OSError):  # no locks on Windows and on some file systems
+            import fcntl
+
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                message = f"another process is using {directory}: wait until it ends, or choose another --out"
+                raise ValueError(message) from None
         yield
-
-
-def _claim(file: BinaryIO, folder: Path) -> None:
-    with suppress(ImportError, OSError):  # Windows, and file systems without locks: there nobody is kept out
-        import fcntl
-
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"another process is at work in {folder}: wait for its end, or choose another --out"
-            ) from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ValueError(f"{path.parent} is not the folder of a run: it has no {path.name}") from None
+        raise ValueError(f"{path.parent} is not the directory of a run: it has no {path.name}") from None
     except ValueError as error:
         raise ValueError(f"cannot read {path}: {error}") from None
     if not isinstance(content, dict):
@@ -78,10 +77,10 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def read_config(folder: Path) -> Config:
-    """The settings of the run in the folder; one that its version did not have yet takes its default."""
-    stored = read_json(folder / "config.json")
+def read_config(directory: Path) -> Config:
+    """The settings of a run. Those that its version did not have yet take their defaults."""
+    stored = read_json(directory / "config.json")
     try:
-        return build_config(stored)
+        return stored_config(current_settings(stored))
     except ValueError as error:
-        raise ValueError(f"{folder / 'config.json'}: {error}") from None
+        raise ValueError(f"{directory / 'config.json'}: {error}") from None

@@ -1,4 +1,4 @@
-"""Choosing an epoch without clean labels: held-out instances are judged by their candidate sets alone.
+"""Epoch selection without clean labels: held-out instances are scored by their candidate sets alone.
 
 The criteria are those of PLENCH (Wang et al. 2025, Realistic Evaluation of Deep Partial-Label Learning Algorithms).
 """
@@ -9,22 +9,24 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from plsp_train.data import TrainTestData
+from plsp_train.data.splits import TrainTestData
 
 CRITERIA = ("covering_rate", "approximated_accuracy")
 
 
 class HeldOut(NamedTuple):
-    """Training instances that a run does not train on. Their true labels stay unknown."""
+    """Training instances held out for validation, without their true labels."""
 
     inputs: Tensor
     candidates: Tensor
+    rows: Tensor
+    """Their positions in the source."""
 
 
 def hold_out(
     data: TrainTestData, candidates: Tensor, fraction: float, seed: int
 ) -> tuple[TrainTestData, Tensor, HeldOut | None]:
-    """Data and candidate sets to train on, and the share held out, which depends on nothing but the seed."""
+    """Data and candidate sets to train on, and the instances held out, which depend only on the seed."""
     if fraction == 0:
         return data, candidates, None
     total = len(candidates)
@@ -34,23 +36,25 @@ def hold_out(
         raise ValueError(f"validation_fraction {fraction} of {total} instances leaves none for {part}")
     order = torch.randperm(total, generator=torch.Generator().manual_seed(seed + 2))
     held_out, kept = (part.sort().values for part in order.split([count, total - count]))
+    rows = data.train_rows if data.train_rows is not None else torch.arange(total)
     rest = replace(
         data,
         train_inputs=data.train_inputs[kept],
-        train_labels=data.train_labels[kept],
+        train_labels=None if data.train_labels is None else data.train_labels[kept],
         train_candidates=candidates[kept],
+        train_rows=rows[kept],
     )
-    return rest, candidates[kept], HeldOut(data.train_inputs[held_out], candidates[held_out])
+    return rest, candidates[kept], HeldOut(data.train_inputs[held_out], candidates[held_out], rows[held_out])
 
 
 def criteria(logits: Tensor, candidates: Tensor) -> dict[str, float]:
-    """Of predictions ŷ: the share inside the candidate set C, and the mean of p_ŷ / Σ_{j∈C} p_j, nothing outside C.
+    """Of predictions ŷ: the share inside the candidate set C, and the mean of p_ŷ / Σ_{j∈C} p_j, 0 where ŷ ∉ C.
 
-    The latter is the expected accuracy if the true label is drawn from C by the network's own probabilities.
+    The latter is the expected accuracy if the true label is drawn from C with the network's own probabilities.
     """
     highest, prediction = logits.double().max(1, keepdim=True)
     covered = candidates.gather(1, prediction)[:, 0]
-    # Relative to p_ŷ, whose own term is 1 where it is covered: neither overflow nor a division by nothing.
+    # Relative to p_ŷ, whose own term is 1 where ŷ is in C: neither overflow nor division by zero.
     mass = (logits - highest).exp().masked_fill(~candidates, 0).sum(1)
     return {
         "covering_rate": covered.double().mean().item(),
@@ -59,11 +63,11 @@ def criteria(logits: Tensor, candidates: Tensor) -> dict[str, float]:
 
 
 def selected_epochs(history: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """For each criterion that was measured, the epoch where it is highest, the latest of equal ones."""
+    """For each criterion measured, the epoch that maximises it; the latest of ties."""
     selected = {}
     for name in CRITERIA:
         if name in history[-1]:
             best = max(reversed(history), key=lambda line: line[name])
-            scores = {score: best[score] for score in ("micro_f1", "macro_f1")}
+            scores = {score: best[score] for score in ("micro_f1", "macro_f1") if score in best}
             selected[f"selected_by_{name}"] = {"epoch": best["epoch"], "value": best[name], **scores}
     return selected

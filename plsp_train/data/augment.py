@@ -1,7 +1,7 @@
-"""Weak and strong views of whole batches, made on the device that the batch is on.
+"""Weak and strong views of whole batches, computed on the device of the batch.
 
 Random numbers come from the generator that is passed in. With a host generator the same seed gives the same views on
-every device, and nothing waits for the device; a generator on the batch's own device works as well.
+every device, without host–device synchronisation. A generator on the device of the batch works too.
 """
 
 from dataclasses import dataclass
@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 from plsp_train.data.autoaugment import auto_augment
-from plsp_train.data.datasets import TrainTestData
+from plsp_train.data.splits import TrainTestData
 from plsp_train.data.transfer import to_device
+
+Device = torch.device | str
 
 
 @dataclass(frozen=True)
 class AugmentPolicy:
-    """What the views of an image may change. Weak: flip and crop. Strong: AutoAugment and cutout besides."""
+    """Views of images. Weak: flip and crop. Strong: also AutoAugment and cutout."""
 
     horizontal_flip: bool = True
     padding: int = 4  # reflected border that crops may reach into
@@ -24,20 +26,28 @@ class AugmentPolicy:
     auto_augment: bool = False
 
 
-AUGMENT_POLICIES = {
-    # Mirrored digits are no digits, and 8×8 pixels bear smaller shifts and holes.
-    "digits": AugmentPolicy(horizontal_flip=False, padding=1, cutout=3),
-    "fmnist": AugmentPolicy(),
-    "cifar10": AugmentPolicy(auto_augment=True),
-    "cifar100": AugmentPolicy(auto_augment=True),
-}
+# A mirrored digit is not a digit, and 8×8 pixels call for smaller shifts and holes.
+_DIGITS_POLICY = AugmentPolicy(horizontal_flip=False, padding=1, cutout=3)
+
+
+def augment_policy(name: str, input_shape: tuple[int, ...], horizontal_flip: bool = True) -> AugmentPolicy:
+    """Shifts by up to an eighth of the image and holes of half its side, as the paper has them at 32×32.
+
+    AutoAugment, which was found on photographs, applies to images in colour.
+    """
+    if name == "digits":
+        return _DIGITS_POLICY
+    channels, height, width = input_shape
+    # Fashion-MNIST's 28×28 images are augmented as CIFAR's 32×32 ones.
+    side = 32 if min(height, width) == 28 else min(height, width)
+    return AugmentPolicy(horizontal_flip, side // 8, side // 2, auto_augment=channels == 3)
 
 
 @dataclass(frozen=True)
 class VectorAugmentPolicy:
-    """What the views of a feature vector may change, in units of each feature's standard deviation.
+    """Views of feature vectors, in units of each feature's standard deviation.
 
-    Weak: a little Gaussian noise. Strong: more noise, and features replaced by their mean at random.
+    Weak: Gaussian noise. Strong: more noise, and random features replaced by their mean.
     """
 
     weak_noise: float = 0.05
@@ -46,7 +56,7 @@ class VectorAugmentPolicy:
 
 
 class ImageAugmentation:
-    """Views of uint8 images (N, C, H, W) as normalised float32 in the memory format of choice."""
+    """Views of uint8 images (N, C, H, W) as normalised float32 in the given memory format."""
 
     def __init__(
         self,
@@ -54,7 +64,7 @@ class ImageAugmentation:
         mean: tuple[float, ...],
         std: tuple[float, ...],
         *,
-        device: torch.device | str = "cpu",
+        device: Device = "cpu",
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
         self.policy = policy
@@ -64,7 +74,7 @@ class ImageAugmentation:
         self._shift = -mean_tensor / std_tensor
 
     def plain(self, images: Tensor) -> Tensor:
-        """The images as they are, normalised."""
+        """The normalised images."""
         return self._normalised(images).contiguous(memory_format=self.memory_format)
 
     def weak(self, images: Tensor, generator: torch.Generator) -> Tensor:
@@ -72,7 +82,7 @@ class ImageAugmentation:
         return self.plain(self._shifted(images, generator))
 
     def strong(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """A weak view put through AutoAugment (where the policy has it), then one black cutout hole."""
+        """A weak view, AutoAugment if the policy has it, then one black cutout hole."""
         images = self._shifted(images, generator)
         if self.policy.auto_augment:
             images = auto_augment(images, generator)
@@ -81,7 +91,7 @@ class ImageAugmentation:
         return self.plain(cutout(images, row, column, self.policy.cutout))
 
     def _normalised(self, images: Tensor) -> Tensor:
-        # In the order of the images, and only then in the memory format: twice as fast on a CPU as the reverse.
+        # Before the change of memory format: twice as fast on a CPU as after it.
         return images.float().mul_(self._scale).add_(self._shift)
 
     def _shifted(self, images: Tensor, generator: torch.Generator) -> Tensor:
@@ -95,27 +105,22 @@ class VectorAugmentation:
     """Views of float32 feature vectors (N, d), normalised feature by feature."""
 
     def __init__(
-        self,
-        policy: VectorAugmentPolicy,
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
-        *,
-        device: torch.device | str = "cpu",
+        self, policy: VectorAugmentPolicy, mean: tuple[float, ...], std: tuple[float, ...], *, device: Device = "cpu"
     ) -> None:
         self.policy = policy
         self._mean = torch.tensor(mean, device=device)
         self._std = torch.tensor(std, device=device)
 
     def plain(self, vectors: Tensor) -> Tensor:
-        """The vectors as they are, normalised."""
+        """The normalised vectors."""
         return (vectors - self._mean) / self._std
 
     def weak(self, vectors: Tensor, generator: torch.Generator) -> Tensor:
-        """A little Gaussian noise."""
+        """Gaussian noise."""
         return self._with_noise(vectors, self.policy.weak_noise, generator)
 
     def strong(self, vectors: Tensor, generator: torch.Generator) -> Tensor:
-        """More Gaussian noise, and features dropped to their mean, which is zero here."""
+        """More Gaussian noise, and features set to their mean, which is zero after normalisation."""
         chance = torch.rand(vectors.shape, generator=generator, device=generator.device)
         dropped = to_device(chance, vectors.device) < self.policy.strong_dropout
         return self._with_noise(vectors, self.policy.strong_noise, generator).masked_fill_(dropped, 0.0)
@@ -131,18 +136,19 @@ Augmentation = ImageAugmentation | VectorAugmentation
 def build_augmentation(
     data: TrainTestData,
     *,
-    device: torch.device | str = "cpu",
+    horizontal_flip: bool = True,
+    device: Device = "cpu",
     memory_format: torch.memory_format = torch.contiguous_format,
 ) -> Augmentation:
-    """The augmentation that belongs to a data set. The memory format is that of image batches."""
+    """The augmentation of a data set. Mirroring and the memory format apply to images."""
     if not data.is_image:
         return VectorAugmentation(VectorAugmentPolicy(), data.mean, data.std, device=device)
-    policy = AUGMENT_POLICIES.get(data.name, AugmentPolicy())
+    policy = augment_policy(data.name, data.input_shape, horizontal_flip)
     return ImageAugmentation(policy, data.mean, data.std, device=device, memory_format=memory_format)
 
 
 def crop_and_flip(images: Tensor, top: Tensor, left: Tensor, flip: Tensor, padding: int) -> Tensor:
-    """Pad by reflection, crop at (top, left) to the old size, then mirror where `flip`: one gather for the batch."""
+    """Pad by reflection, crop at (top, left) to the old size, then mirror where `flip`: one gather per batch."""
     count, channels, height, width = images.shape
     if padding >= min(height, width):
         raise ValueError(f"padding must be smaller than the {height}×{width} images it reflects, got {padding}")

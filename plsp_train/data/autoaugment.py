@@ -11,12 +11,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from plsp_train.data.torchvision_compat import import_torchvision
 from plsp_train.data.transfer import to_device
+from plsp_train.torchvision_compat import import_torchvision
 
 # (operation, probability, magnitude level 0..9), two in a row: the published CIFAR-10 sub-policies (Cubuk et al. 2019,
-# table 7). The authors' released code imports an extended list, but the file with it could not be found in the public
-# copy of their repository. Rather than guess its content, both recipes use the published list.
+# table 7). The released code of PLSP imports an extended list from a file that is missing in the public copy of its
+# repository. Rather than guess its content, both recipes use the published list.
 CIFAR10_POLICIES: tuple[tuple[tuple[str, float, int | None], tuple[str, float, int | None]], ...] = (
     (("Invert", 0.1, None), ("Contrast", 0.2, 6)),
     (("Rotate", 0.7, 2), ("TranslateX", 0.3, 9)),
@@ -49,7 +49,7 @@ _UNSIGNED = {"Posterize", "Solarize", "AutoContrast", "Equalize", "Invert"}
 
 
 class Operation(NamedTuple):
-    """An image operation with everything random about it decided."""
+    """An image operation without remaining randomness."""
 
     name: str
     level: int | None = None
@@ -80,7 +80,7 @@ OPERATIONS, _OPERATION_TABLE, _PROBABILITY = _operation_tables()
 
 def draw_operations(count: int, generator: torch.Generator) -> Tensor:
     """Draw the two operations of each image as indices into OPERATIONS: int64 (count, 2), on the host."""
-    # Drawn by the generator's device and read by the host: free of synchronisation if the generator is the host's.
+    # Read by the host: no synchronisation if the generator is on the host.
     device = generator.device
     policy = torch.randint(len(CIFAR10_POLICIES), (count,), generator=generator, device=device).cpu()
     sign_bit = torch.randint(2, (count, 2), generator=generator, device=device).cpu()
@@ -106,7 +106,7 @@ def auto_augment(images: Tensor, generator: torch.Generator) -> Tensor:
 
 @cache
 def _magnitude(operation: Operation, height: int, width: int) -> float:
-    """The level's magnitude as torchvision computes it, in float32 (whole pixels and bits are cut from it)."""
+    """The level's magnitude as torchvision computes it, in float32 (it is truncated to whole pixels and bits)."""
     name, level, sign = operation
     if level is None:
         return 0.0

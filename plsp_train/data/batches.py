@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 class IndexSampler:
-    """Yield batches of `batch_size` of the given indices for ever, in passes over a fresh permutation each.
+    """Yield batches of `batch_size` of the given indices forever, in passes over a fresh permutation each.
 
-    Within a pass every index comes up exactly once. A batch that meets the end of a pass is filled from the next one,
-    so that all batches are full, however few indices there are. An epoch of I iterations is `zip(range(I), sampler)`.
+    Within a pass every index occurs exactly once. A batch at the end of a pass is filled up from the next one, so all
+    batches are full, however few indices there are. An epoch of I iterations is `zip(range(I), sampler)`.
     """
 
     def __init__(self, indices: Tensor, batch_size: int, generator: torch.Generator) -> None:
@@ -22,6 +22,11 @@ class IndexSampler:
         self._generator = generator
         self._order = indices
         self._position = len(indices)  # the first batch starts the first pass
+
+    @property
+    def indices(self) -> Tensor:
+        """All indices, in the order of the present pass."""
+        return self._order
 
     def __iter__(self) -> "IndexSampler":
         return self
@@ -36,7 +41,7 @@ class IndexSampler:
             self._position += len(part)
             missing -= len(part)
             parts.append(part)
-        # A copy even of a single part: the order it would be a view of is replaced, and callers own their batch.
+        # A copy even of a single part: callers own their batch.
         return torch.cat(parts)
 
     def _shuffle(self) -> None:
@@ -53,7 +58,7 @@ class IndexSampler:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state` was taken. A generator shared with others is set back for them as well."""
+        """Continue where `state` was taken. A shared generator is reset for its other users too."""
         self._order = state["order"].to(self._order.device, copy=True)
         self._position = int(state["position"])
         self._generator.set_state(state["generator"].cpu())

@@ -1,13 +1,19 @@
-"""Candidate-set generators: which labels join the true one in an instance's candidate set C."""
+"""Candidate sets: how other labels join the true one."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from plsp_train.data.datasets import RECIPES
+from plsp_train.data.splits import TrainTestData
+from plsp_train.registry import Registry
 
-GENERATORS = ("uss", "fps", "pair", "circulant", "hierarchical", "noisy")
+BUILT_IN_GENERATORS = ("uss", "fps", "pair", "circulant", "hierarchical", "noisy")
+GENERATORS: Registry[Callable[[Tensor, int, torch.Generator], Tensor]] = Registry("candidate generator")
+"""Generators of one's own by name: functions of true labels (n,), the number of classes and a random generator."""
+_FLIPPING = ("fps", "pair", "hierarchical", "noisy")  # those that use flip_probability
 
 # The circulant generator's probability of entering, by cyclic distance from the true label.
 _CIRCULANT_PROBABILITIES = (1.0, 0.5, 0.3, 0.1)
@@ -40,15 +46,46 @@ CIFAR100_SUPERCLASSES = (
 _MAX_FULL_SET_PROBABILITY = 0.99
 
 
+class Ambiguity(NamedTuple):
+    """How candidate sets are generated: the name of the generator and its parameters; None: not used."""
+
+    candidates: str | None
+    flip_probability: float | None = None
+    noise_rate: float | None = None
+
+    def __str__(self) -> str:
+        """fps0.3, uss, noisy0.3-noise0.1; empty for data with its own candidate sets."""
+        noise = "" if self.noise_rate is None else f"-noise{self.noise_rate}"
+        name = (self.candidates or "").replace(":", ".")  # it names directories, too
+        return f"{name}{'' if self.flip_probability is None else self.flip_probability}{noise}"
+
+    def used(self) -> "Ambiguity":
+        """Without the parameters that the generator ignores."""
+        flip_probability = self.flip_probability if self.candidates in _FLIPPING else None
+        return Ambiguity(self.candidates, flip_probability, self.noise_rate if self.candidates == "noisy" else None)
+
+
+def draw_candidates(data: TrainTestData, ambiguity: Ambiguity, seed: int, recipe: str = "paper") -> Tensor:
+    """The data set's own candidate sets or, if it has none, generated ones that depend only on the seed."""
+    if data.train_candidates is not None:
+        return data.train_candidates
+    if data.train_labels is None:
+        raise ValueError(f"{data.name} has neither candidate sets nor true labels to draw them from")
+    generator = torch.Generator().manual_seed(seed)
+    if ambiguity.candidates in BUILT_IN_GENERATORS:
+        return generate_candidates(ambiguity, data.train_labels, data.num_classes, generator, recipe=recipe)
+    drawn = GENERATORS[ambiguity.candidates or ""](data.train_labels, data.num_classes, generator)
+    wanted = (len(data.train_labels), data.num_classes)
+    if drawn.dtype != torch.bool or drawn.shape != wanted or not drawn.any(1).all():
+        raise ValueError(
+            f"candidate generator {ambiguity.candidates!r} must return a bool tensor of shape {wanted} without empty "
+            f"rows, got {drawn.dtype} {tuple(drawn.shape)}"
+        )
+    return drawn
+
+
 def generate_candidates(
-    name: str,
-    labels: Tensor,
-    num_classes: int,
-    generator: torch.Generator,
-    *,
-    flip_probability: float | None = None,
-    noise_rate: float | None = None,
-    recipe: str = "paper",
+    ambiguity: Ambiguity, labels: Tensor, num_classes: int, generator: torch.Generator, *, recipe: str = "paper"
 ) -> Tensor:
     """Draw a candidate set for every true label: bool (n, l), on the generator's device.
 
@@ -60,11 +97,12 @@ def generate_candidates(
     noisy         fps, then the true label leaves with probability `noise_rate`; a set is never empty
 
     The paper's fps (and what builds on it) forces one random label in where none entered and redraws the full set;
-    recipe "released" does neither. Arguments that a generator has no use for are ignored.
+    recipe "released" does neither. Parameters that a generator does not use are ignored.
     """
+    name = ambiguity.candidates or ""
     _check_arguments(name, labels, num_classes, recipe)
     may_enter = _may_enter(name, num_classes)
-    entry = _entry_probabilities(name, may_enter, flip_probability)
+    entry = _entry_probabilities(name, may_enter, ambiguity.flip_probability)
     labels, may_enter, entry = (tensor.to(generator.device) for tensor in (labels, may_enter, entry))
     follows_paper_fps = name in ("fps", "hierarchical", "noisy") and recipe == "paper"
 
@@ -75,13 +113,13 @@ def generate_candidates(
         # With three classes or more, one forced label cannot make a full set.
         _force_other_label(candidates, labels, may_enter, generator)
     if name == "noisy":
-        _drop_true_labels(candidates, labels, may_enter, _probability("noise_rate", noise_rate), generator)
+        _drop_true_labels(candidates, labels, may_enter, _probability("noise_rate", ambiguity.noise_rate), generator)
     return candidates
 
 
 def _check_arguments(name: str, labels: Tensor, num_classes: int, recipe: str) -> None:
-    if name not in GENERATORS:
-        raise ValueError(f"unknown candidate generator {name!r}: choose one of {', '.join(GENERATORS)}")
+    if name not in BUILT_IN_GENERATORS:
+        raise ValueError(f"unknown candidate generator {name!r}: choose one of {', '.join(BUILT_IN_GENERATORS)}")
     if recipe not in RECIPES:
         raise ValueError(f"unknown recipe {recipe!r}: choose one of {', '.join(RECIPES)}")
     if labels.dim() != 1 or labels.dtype != torch.int64:
@@ -90,7 +128,7 @@ def _check_arguments(name: str, labels: Tensor, num_classes: int, recipe: str) -
         raise ValueError(
             f"labels must lie in 0..{num_classes - 1}, got {int(labels.min())}..{int(labels.max())}: check num_classes"
         )
-    # The fewest classes with which a set that follows the generator's rule can differ from the full set.
+    # With fewer classes, no set that follows the generator's rule differs from the full set.
     fewest = {"uss": 2, "circulant": 2 * len(_CIRCULANT_PROBABILITIES)}.get(name, 3)
     if num_classes < fewest:
         raise ValueError(f"{name} needs at least {fewest} classes, got num_classes = {num_classes}")
@@ -137,7 +175,7 @@ def _redraw_full_sets(candidates: Tensor, labels: Tensor, entry: Tensor, generat
     full_probability = float(entry.prod(dim=1).max())
     if full_probability > _MAX_FULL_SET_PROBABILITY:
         raise ValueError(
-            f"flip_probability is too close to 1: the full set, which is no candidate set, would come up with "
+            f"flip_probability is too close to 1: the full set, which is not a candidate set, would be drawn with "
             f"probability {full_probability:.4f}; choose a smaller one"
         )
     rows = candidates.all(dim=1).nonzero().squeeze(1)
@@ -147,7 +185,7 @@ def _redraw_full_sets(candidates: Tensor, labels: Tensor, entry: Tensor, generat
 
 
 def _force_other_label(candidates: Tensor, labels: Tensor, may_enter: Tensor, generator: torch.Generator) -> None:
-    """Where the true label stands alone, or no label at all, add one of the labels that may enter, uniformly."""
+    """Where no label but the true one is in, add one of the labels that may enter, uniformly."""
     other = candidates.scatter(1, labels[:, None], False)
     rows = (~other.any(dim=1)).nonzero().squeeze(1)
     if len(rows) > 0:
@@ -171,17 +209,18 @@ class AmbiguitySummary(NamedTuple):
     min_size: int
     max_size: int
     singleton_share: float
-    true_label_share: float
+    true_label_share: float | None
+    """None if the true labels are unknown."""
 
 
-def ambiguity_summary(candidates: Tensor, labels: Tensor) -> AmbiguitySummary:
-    """Sizes of the candidate sets, the share that name one label only, the share that hold the true label."""
+def ambiguity_summary(candidates: Tensor, labels: Tensor | None) -> AmbiguitySummary:
+    """Sizes of the candidate sets, the share with a single label, the share with the true label."""
     sizes = candidates.sum(dim=1)
-    holds_true = candidates.gather(1, labels.to(candidates.device)[:, None])
+    holds_true = None if labels is None else candidates.gather(1, labels.to(candidates.device)[:, None])
     return AmbiguitySummary(
         mean_size=float(sizes.double().mean()),
         min_size=int(sizes.min()),
         max_size=int(sizes.max()),
         singleton_share=float((sizes == 1).double().mean()),
-        true_label_share=float(holds_true.double().mean()),
+        true_label_share=None if holds_true is None else float(holds_true.double().mean()),
     )

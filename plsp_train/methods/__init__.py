@@ -1,8 +1,6 @@
-"""Methods of learning from partial labels, behind one interface that the engine drives."""
+"""Methods of partial-label learning behind one interface."""
 
-from collections.abc import Callable
-
-from plsp_train.methods.base import Method, Stage, Step, Task
+from plsp_train.methods.base import Iteration, Method, Stage, Task
 from plsp_train.methods.cavl import CAVL
 from plsp_train.methods.cc import CC
 from plsp_train.methods.df import DF
@@ -11,21 +9,15 @@ from plsp_train.methods.pico import PiCO
 from plsp_train.methods.plsp import PLSP
 from plsp_train.methods.proden import PRODEN
 from plsp_train.methods.rc import RC
+from plsp_train.registry import Registry
 
-__all__ = ["METHODS", "PLSP", "Method", "Stage", "Step", "Task", "build_method"]
+__all__ = ["DF", "METHODS", "PLSP", "Iteration", "Method", "Stage", "Task", "build_method"]
 
-METHODS: dict[str, Callable[[Task], Method]] = {
-    "plsp": PLSP,
-    "df": DF,
-    "cc": CC,
-    "rc": RC,
-    "proden": PRODEN,
-    "lws": LWS,
-    "cavl": CAVL,
-    "pico": PiCO,
-}
+METHODS: Registry[type[Method]] = Registry("method")
+for _method in (CC, RC, PRODEN, LWS, CAVL, PiCO, DF, PLSP):  # in the order of the paper's tables
+    METHODS.register(_method.name)(_method)
 
 
 def build_method(task: Task) -> Method:
-    """The method that the task's settings ask for."""
+    """The method that the task's settings name."""
     return METHODS[task.config.method](task)

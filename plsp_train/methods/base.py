@@ -1,28 +1,30 @@
-"""What the engine knows of a method."""
+"""The interface between the engine and a method."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from plsp_train.config import Config
 from plsp_train.data import Augmentation
 from plsp_train.models import Network
+
+if TYPE_CHECKING:  # the configuration takes defaults and help texts from the methods
+    from plsp_train.config import Config
 
 
 @dataclass
 class Task:
-    """What a method learns from: inputs and candidate sets on the training device, the network, random numbers."""
+    """What a method learns from: inputs and candidate sets on the training device, the network, a generator."""
 
-    config: Config
+    config: "Config"
     model: Network
     inputs: Tensor
     candidates: Tensor
-    true_labels: Tensor
-    """Known for benchmark data only; used for reporting purity, never for training."""
+    true_labels: Tensor | None
+    """Used for reporting purity, never for training; None if unknown."""
     augmentation: Augmentation
     generator: torch.Generator
 
@@ -36,21 +38,44 @@ class Stage(NamedTuple):
     epochs: int
 
 
-class Step(NamedTuple):
-    """One iteration's forward pass."""
+class Iteration(NamedTuple):
+    """The forward pass of one iteration."""
 
     loss: Tensor
-    """What to minimise, 0-d."""
+    """0-d, to be minimised."""
     terms: dict[str, Tensor]
-    """Numbers to report as means over the epoch, 0-d each; no gradient is taken of them."""
+    """0-d each, reported as means over the epoch; not differentiated."""
     num_images: int
 
 
 class Method(ABC):
-    """Draws its own batches and computes its own loss; the engine optimises, measures, reports and saves."""
+    """Draws its own batches and computes its own loss; the engine optimises, measures, reports and saves.
+
+    The class attributes are all that the command line, sweeps and tables know of a method.
+    """
+
+    name: ClassVar[str]  # on the command line; settings of the group of this name belong to the method alone
+    label: ClassVar[str]  # in tables
+    help: ClassVar[str]  # one line for --help
+    # Overrides the presets of the data sets. Learning rates: the best on digits of the paper's grid (docs/methods.md).
+    defaults: ClassVar[dict[str, Any]] = {}
+    ignores: ClassVar[tuple[str, ...]] = ()  # common settings without effect on this method
+    ablations: ClassVar[dict[str, dict[str, Any]]] = {}  # labels in tables and the settings that they stand for
+
+    @classmethod
+    def label_of(cls, config: "Config") -> str:
+        """The label in tables of a run with these settings."""
+        given = config.to_json().items()
+        return next((label for label, settings in cls.ablations.items() if settings.items() <= given), cls.label)
 
     def __init__(self, task: Task) -> None:
         self.task = task
+        self.labels = torch.full((len(task.inputs),), -1, device=task.inputs.device)
+        """The present label of each training instance, one of its candidates; -1 as long as it has none."""
+
+    def labeled_set(self) -> Tensor | None:
+        """Indices of the instances that are treated as labelled; None for methods without such a set."""
+        return None
 
     @abstractmethod
     def stages(self) -> list[Stage]:
@@ -58,34 +83,34 @@ class Method(ABC):
 
     @abstractmethod
     def learning_rate(self, stage: str, epoch: int) -> float:
-        """For the epoch (from 1) of the stage."""
+        """Of an epoch (from 1) of the stage."""
 
     @abstractmethod
     def start_epoch(self, stage: str, epoch: int) -> dict[str, Any]:
-        """Prepare the epoch's batches; returns what to report of it."""
+        """Prepare the epoch's batches; returns metrics to report."""
 
     @abstractmethod
     def num_iterations(self, stage: str) -> int:
         """Iterations of an epoch of this stage."""
 
     @abstractmethod
-    def step(self, stage: str, epoch: int) -> Step:
+    def step(self, stage: str, epoch: int) -> Iteration:
         """Draw the next batch and compute the loss."""
 
     def after_step(self, stage: str) -> None:
-        """Called when the optimiser has moved the parameters, before the next step."""
+        """Called after the optimiser step."""
         return
 
     def parameters(self) -> Iterable[nn.Parameter]:
-        """What to train besides the network."""
+        """Parameters to train besides those of the network."""
         return ()
 
     def report(self, means: dict[str, float]) -> dict[str, float | None]:
-        """What to show of the means of the steps' terms; None where there is nothing to say."""
+        """The metrics to report, from the means of the steps' terms; None where one is undefined."""
         return dict(means)
 
     def end_epoch(self, stage: str) -> dict[str, Any]:
-        """What to report at the end of an epoch besides the terms."""
+        """Further metrics at the end of an epoch."""
         return {}
 
     @abstractmethod

@@ -27,10 +27,10 @@ def same_label_contrast(pool: Tensor, labels: Tensor, num_queries: int) -> Tenso
 
     Positives are the others of the pool that have the query's label: at least its own key.
     """
-    oneself = torch.eye(num_queries, len(pool), dtype=torch.bool, device=pool.device)
-    similarity = (pool[:num_queries] @ pool.T / TEMPERATURE).masked_fill(oneself, -math.inf)
+    itself = torch.eye(num_queries, len(pool), dtype=torch.bool, device=pool.device)
+    similarity = (pool[:num_queries] @ pool.T / TEMPERATURE).masked_fill(itself, -math.inf)
     log_share = similarity - similarity.logsumexp(1, keepdim=True)
-    positive = (labels[:num_queries, None] == labels) & ~oneself
+    positive = (labels[:num_queries, None] == labels) & ~itself
     return -(log_share.masked_fill(~positive, 0).sum(1) / positive.sum(1)).mean()
 
 
@@ -47,7 +47,7 @@ def update_prototypes(prototypes: Tensor, embeddings: Tensor, labels: Tensor) ->
 
 
 class KeyQueue:
-    """The keys of the latest batches and their labels; at first, random keys whose label nobody has."""
+    """The keys and labels of the latest batches; at first, random keys with a label that no instance has."""
 
     def __init__(self, size: int, num_features: int, device: torch.device, generator: torch.Generator) -> None:
         self.keys = F.normalize(torch.randn(size, num_features, generator=generator), dim=1).to(device)
@@ -55,7 +55,7 @@ class KeyQueue:
         self._position = 0
 
     def push(self, keys: Tensor, labels: Tensor) -> None:
-        """Replace the oldest keys. The size is a multiple of the batch size, so a batch never meets the end."""
+        """Replace the oldest keys. The size is a multiple of the batch size, so a batch never wraps around."""
         part = slice(self._position, self._position + len(keys))
         self.keys[part], self.labels[part] = keys, labels
         self._position = part.stop % len(self.keys)

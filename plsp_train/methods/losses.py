@@ -1,4 +1,4 @@
-"""Losses of candidate sets, and the softmax within one. All in the log domain: no logit is too large."""
+"""Losses on candidate sets, all in the log domain so that large logits do not overflow."""
 
 import math
 
@@ -43,7 +43,7 @@ def leveraged_weighted_loss(logits: Tensor, candidates: Tensor, weights: Tensor,
 def softmax_within(logits: Tensor, members: Tensor) -> Tensor:
     """p normalised over the members of each row, zero elsewhere; a row without members is zero.
 
-    It cannot underflow as a whole, as the product p ∘ members can.
+    Unlike the product p ∘ members, a row cannot underflow as a whole.
     """
     return logits.masked_fill(~members, -math.inf).softmax(1).masked_fill(~members, 0)
 

@@ -11,14 +11,18 @@ HALVING_EPOCHS = 50
 
 
 class LWS(RefinedAfterStep):
-    """Labels outside the candidate set have weights too; both kinds are normalised apart."""
+    """Labels outside the candidate set have weights too, normalised separately."""
+
+    name, label = "lws", "LWS"
+    help = "leveraged weighted loss with the sigmoid (Wen et al. 2021)"
+    defaults = {"lr": 0.1}
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self.confidences = torch.full_like(self.confidences, 1 / task.num_classes)
 
     def learning_rate(self, stage: str, epoch: int) -> float:
-        """Halved after every 50 epochs."""
+        """Halved every 50 epochs."""
         return self.task.config.lr * 0.5 ** ((epoch - 1) // HALVING_EPOCHS)
 
     def loss(self, logits: Tensor, index: Tensor) -> Tensor:

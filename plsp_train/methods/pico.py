@@ -1,4 +1,4 @@
-"""PiCO (Wang et al. 2022): contrastive embeddings whose class prototypes tell the candidates apart."""
+"""PiCO (Wang et al. 2022): class prototypes of contrastive embeddings disambiguate the candidates."""
 
 import math
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from plsp_train.methods.base import Step, Task
+from plsp_train.methods.base import Iteration, Task
 from plsp_train.methods.contrastive import KeyQueue, own_key_contrast, same_label_contrast, update_prototypes
 from plsp_train.methods.single_stage import Disambiguation
 from plsp_train.models import Network
@@ -19,8 +19,8 @@ QUEUE = 8192
 KEY_MOMENTUM = 0.999
 FIRST_CONFIDENCE_MOMENTUM, LAST_CONFIDENCE_MOMENTUM = 0.95, 0.8
 CONTRAST_WEIGHT = 0.5
-WARM_UP_EPOCHS = 1  # without labels: the prototypes are not yet worth following
-FINAL_RATE = 1e-3  # of the first learning rate
+WARM_UP_EPOCHS = 1  # without labels: the prototypes are not yet reliable
+FINAL_RATE = 1e-3  # relative to the initial learning rate
 
 
 class Encoder(nn.Module):
@@ -40,11 +40,15 @@ class Encoder(nn.Module):
 class PiCO(Disambiguation):
     """Confidences move towards the candidate whose prototype is nearest."""
 
+    name, label = "pico", "PiCO"
+    help = "contrastive embeddings with class prototypes (Wang et al. 2022)"
+    defaults = {"lr": 0.1}
+
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         device, batch = task.inputs.device, self.sampler.batch_size
         self.encoder = Encoder(task.model).to(device)
-        # Its batch norms are in training mode for ever: keys are made of the statistics of their batch.
+        # Its batch norms stay in training mode: keys use the statistics of their batch.
         self.key_encoder = AveragedModel(self.encoder, multi_avg_fn=get_ema_multi_avg_fn(KEY_MOMENTUM))
         self.prototypes = torch.zeros(task.num_classes, EMBEDDING, device=device)
         size = max(1, min(QUEUE, len(task.inputs)) // batch) * batch
@@ -54,7 +58,7 @@ class PiCO(Disambiguation):
         return self.encoder.head.parameters()
 
     def learning_rate(self, stage: str, epoch: int) -> float:
-        """A cosine from the full rate towards a thousandth of it."""
+        """Cosine decay from the initial rate towards a thousandth of it."""
         first, last = self.task.config.lr, self.task.config.lr * FINAL_RATE
         return last + (first - last) * (1 + math.cos(math.pi * (epoch - 1) / self.task.config.epochs)) / 2
 
@@ -63,7 +67,7 @@ class PiCO(Disambiguation):
         passed = (epoch - 1) / self.task.config.epochs
         return FIRST_CONFIDENCE_MOMENTUM + passed * (LAST_CONFIDENCE_MOMENTUM - FIRST_CONFIDENCE_MOMENTUM)
 
-    def step(self, stage: str, epoch: int) -> Step:
+    def step(self, stage: str, epoch: int) -> Iteration:
         task = self.task
         index, weak = self.draw()
         strong = task.augmentation.strong(task.inputs[index], task.generator)
@@ -75,12 +79,13 @@ class PiCO(Disambiguation):
         with torch.autocast(queries.device.type, enabled=False):  # similarities are divided by a small temperature
             contrastive = self._contrast(queries, keys, logits.detach(), index, epoch)
         classification = self.loss(logits, index)
+        self.record_labels(logits, index)
         loss = classification + CONTRAST_WEIGHT * contrastive
         terms = {"loss": loss, "classification": classification, "contrastive": contrastive}
-        return Step(loss, terms, 2 * len(index))
+        return Iteration(loss, terms, 2 * len(index))
 
     def _contrast(self, queries: Tensor, keys: Tensor, logits: Tensor, index: Tensor, epoch: int) -> Tensor:
-        """The contrastive loss; on the way, the batch enters confidences, prototypes and queue."""
+        """The contrastive loss; also updates confidences, prototypes and queue with the batch."""
         outside = ~self.task.candidates[index]
         labels = logits.masked_fill(outside, -math.inf).argmax(1)
         pool = torch.cat([queries, keys, self.queue.keys])

@@ -1,4 +1,4 @@
-"""What the methods that PLSP is compared with have in common."""
+"""What the baselines have in common."""
 
 import math
 from abc import abstractmethod
@@ -11,16 +11,16 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from plsp_train.data import IndexSampler
-from plsp_train.methods.base import Method, Stage, Step, Task
+from plsp_train.methods.base import Iteration, Method, Stage, Task
 from plsp_train.methods.losses import confidence_cross_entropy, uniform_confidences
 
 TRAIN = "train"
 
 
 class SingleStage(Method):
-    """One stage of shuffled passes over all instances, each in its weak view, at a constant learning rate.
+    """One stage of shuffled passes over the weak views of all instances, at a constant learning rate.
 
-    All batches are full, and none holds an instance twice: what is left at the end of a pass is left out.
+    All batches are full and contain no instance twice: the remainder at the end of a pass is dropped.
     """
 
     def __init__(self, task: Task) -> None:
@@ -28,8 +28,8 @@ class SingleStage(Method):
         self.sampler = self._new_sampler()
 
     def _new_sampler(self) -> IndexSampler:
-        everyone = torch.arange(len(self.task.inputs), device=self.task.inputs.device)
-        return IndexSampler(everyone, min(self.task.config.pretrain_batch, len(everyone)), self.task.generator)
+        indices = torch.arange(len(self.task.inputs), device=self.task.inputs.device)
+        return IndexSampler(indices, min(self.task.config.batch_size, len(indices)), self.task.generator)
 
     def stages(self) -> list[Stage]:
         return [Stage(TRAIN, self.task.config.epochs)]
@@ -44,31 +44,39 @@ class SingleStage(Method):
         self.sampler = self._new_sampler()
         return {}
 
-    def step(self, stage: str, epoch: int) -> Step:
+    def step(self, stage: str, epoch: int) -> Iteration:
         index, inputs = self.draw()
-        loss = self.loss(self.task.model(inputs).float(), index)
-        return Step(loss, {"loss": loss}, len(index))
+        logits = self.task.model(inputs).float()
+        loss = self.loss(logits, index)
+        self.record_labels(logits, index)
+        return Iteration(loss, {"loss": loss}, len(index))
+
+    def record_labels(self, logits: Tensor, index: Tensor) -> None:
+        """The candidates of highest probability become the labels of the instances `index`."""
+        best = logits.detach().masked_fill(~self.task.candidates[index], -math.inf).argmax(1)
+        self.labels.index_copy_(0, index, best)
 
     def draw(self) -> tuple[Tensor, Tensor]:
-        """The next batch: which instances, and their weak views."""
+        """The next batch: indices and weak views."""
         index = next(self.sampler)
         return index, self.task.augmentation.weak(self.task.inputs[index], self.task.generator)
 
     @abstractmethod
     def loss(self, logits: Tensor, index: Tensor) -> Tensor:
-        """Of the instances' logits, in float32."""
+        """Of float32 logits of the instances `index`."""
 
     def state_dict(self) -> dict[str, Any]:
-        return {"sampler": self.sampler.state_dict()}
+        return {"sampler": self.sampler.state_dict(), "labels": self.labels}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.sampler.load_state_dict(state["sampler"])
+        self.labels = state["labels"]
 
 
 class Disambiguation(SingleStage):
-    """Keeps the confidence of every label of every instance, uniform over the candidates at first.
+    """Keeps the confidence of every label of every instance, initially uniform over the candidates.
 
-    The candidate sets stay as they are: a confidence that underflows to zero can grow again.
+    The candidate sets never change: a confidence that underflows to zero can grow again.
     """
 
     def __init__(self, task: Task) -> None:
@@ -79,7 +87,9 @@ class Disambiguation(SingleStage):
         return confidence_cross_entropy(logits, self.confidences[index])
 
     def end_epoch(self, stage: str) -> dict[str, Any]:
-        """Of all instances, the share whose most confident candidate is the true label."""
+        """Purity: the share of instances whose most confident candidate is the true label."""
+        if self.task.true_labels is None:
+            return {}
         labels = self.confidences.masked_fill(~self.task.candidates, -math.inf).argmax(1)
         return {"labeled_purity": (labels == self.task.true_labels).float().mean().item()}
 
@@ -92,7 +102,7 @@ class Disambiguation(SingleStage):
 
 
 class RefinedAfterStep(Disambiguation):
-    """Takes the confidences of a batch from a second look at it, when the optimiser has moved the network."""
+    """Updates the confidences of a batch in a second forward pass, after the optimiser step."""
 
     def draw(self) -> tuple[Tensor, Tensor]:
         self._batch = super().draw()
@@ -112,7 +122,7 @@ class RefinedAfterStep(Disambiguation):
 
 @contextmanager
 def frozen_statistics(model: nn.Module) -> Iterator[None]:
-    """Batch norms in training mode still use the statistics of the batch, but add nothing to their running means."""
+    """Batch norms in training mode use the statistics of the batch, but do not update their running ones."""
     momenta = {module: module.momentum for module in model.modules() if isinstance(module, _BatchNorm)}
     for norm in momenta:
         norm.momentum = 0.0

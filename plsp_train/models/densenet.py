@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from plsp_train.models.base import Network, initialise_convolutions
+from plsp_train.models.base import MODELS, Network, check_image_shape, initialise_convolutions
 
 _NUM_STAGES = 3
 _BOTTLENECK = 4  # the 1×1 convolution makes this many times the growth
@@ -34,6 +34,7 @@ class _Transition(nn.Module):
         return F.avg_pool2d(self.conv(F.relu(self.bn(inputs))), 2)
 
 
+@MODELS.register("densenet")
 class DenseNet(Network):
     """Three dense stages of (depth - 4) / 6 bottleneck layers each, with a compressing transition in between."""
 
@@ -47,8 +48,7 @@ class DenseNet(Network):
         compression: int = 2,
     ) -> None:
         super().__init__()
-        if len(input_shape) != 3 or min(input_shape[1:]) < 4:
-            raise ValueError(f"densenet takes images of at least 4×4, got input_shape {input_shape}: try mlp")
+        check_image_shape("densenet", input_shape, smallest=4)
         layers_per_stage = (depth - 4) // (2 * _NUM_STAGES)
         channels = 2 * growth
         self.stem = nn.Conv2d(input_shape[0], channels, kernel_size=3, padding=1, bias=False)

@@ -3,18 +3,24 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from plsp_train.models.base import Network
+from plsp_train.models.base import MODELS, Network, check_image_shape
 
 
+@MODELS.register("lenet")
 class LeNet5(Network):
     """For 32×32 images, or for 28×28 ones, which are padded to 32×32 as in the original."""
 
     def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
-        padding = {28: 2, 32: 0}.get(input_shape[-1])
-        if len(input_shape) != 3 or input_shape[1] != input_shape[2] or padding is None:
-            raise ValueError(f"lenet takes images of 28×28 or 32×32, got input_shape {input_shape}: try mlp")
-        self.conv1 = nn.Conv2d(input_shape[0], 6, kernel_size=5, padding=padding)
+        check_image_shape("lenet", input_shape)
+        channels, height, width = input_shape
+        padding = {(28, 28): 2, (32, 32): 0}.get((height, width))
+        if padding is None:
+            raise ValueError(
+                f"lenet takes images of 28×28 or 32×32, got {height}×{width}: "
+                "choose mlp or resnet18, or resize the images"
+            )
+        self.conv1 = nn.Conv2d(channels, 6, kernel_size=5, padding=padding)
         self.conv2 = nn.Conv2d(6, 16, kernel_size=5)
         self.fc1 = nn.Linear(16 * 5 * 5, 120)
         self.fc2 = nn.Linear(120, 84)

@@ -4,9 +4,10 @@ import math
 
 from torch import Tensor, nn
 
-from plsp_train.models.base import Network
+from plsp_train.models.base import MODELS, Network
 
 
+@MODELS.register("mlp")
 class MLP(Network):
     """Two hidden layers with batch normalisation, which lets it train at the learning rates of the larger networks."""
 

@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from plsp_train.models.base import Network, initialise_convolutions
+from plsp_train.models.base import MODELS, Network, check_image_shape, initialise_convolutions
 
 
 class _BasicBlock(nn.Module):
@@ -26,13 +26,13 @@ class _BasicBlock(nn.Module):
         return F.relu(out + self.shortcut(inputs))
 
 
+@MODELS.register("resnet18")
 class ResNet18(Network):
     """Four stages of two basic blocks with 64, 128, 256 and 512 channels; all but the first halve the image."""
 
     def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
-        if len(input_shape) != 3:
-            raise ValueError(f"resnet18 takes images (C, H, W), got input_shape {input_shape}: try mlp")
+        check_image_shape("resnet18", input_shape)
         channels = 64
         self.stem = nn.Conv2d(input_shape[0], channels, kernel_size=3, padding=1, bias=False)
         self.bn = nn.BatchNorm2d(channels)

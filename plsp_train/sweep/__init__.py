@@ -1,1 +1,1 @@
-"""Many runs from one command: a grid of settings, side by side, that continues where it was stopped."""
+"""A grid of runs from one command, in parallel and resumable."""

@@ -1,15 +1,18 @@
-"""The runs of a grid: their settings, the names of their folders, and what is left to do of each."""
+"""The runs of a grid: settings, directory names and states."""
 
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from plsp_train.config import FREE_ON_RESUME, Config, build_config
-from plsp_train.runs import Ambiguity, ambiguity_of, read_config, settings_that_matter
+from plsp_train.config import FREE_ON_RESUME, Config, build_config, import_plugins
+from plsp_train.data import DATASETS, Ambiguity, Source
+from plsp_train.preparation import load_source
+from plsp_train.runs import ambiguity_of, dataset_name, differences, read_config, settings_that_matter
 
-# Where the paper searches the learning rate and the weight decay of every method.
+# The paper's search space for every method.
 PAPER_GRID: dict[str, Sequence[Any]] = {
     "lr": (1e-4, 1e-3, 0.01, 0.05, 0.1, 0.5),
     "weight_decay": (1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1),
@@ -21,19 +24,19 @@ _ALWAYS_NAMED = ("method", "dataset", *Ambiguity._fields, "seed")
 class GridRun:
     """One point of the grid."""
 
-    folder: Path
+    directory: Path
     given: Mapping[str, Any]
     state: str
-    """new, broken or finished"""
+    """new, interrupted or finished"""
 
     @property
     def name(self) -> str:
-        return self.folder.name
+        return self.directory.name
 
     def arguments(self) -> list[str]:
         """The command line of `python -m plsp_train`."""
         flags = [_flag(name, value) for name, value in self.given.items()]
-        return [*flags, f"--out={self.folder}", *(["--resume"] if self.state == "broken" else [])]
+        return [*flags, f"--out={self.directory}", *(["--resume"] if self.state == "interrupted" else [])]
 
 
 def expand(grid: Mapping[str, Sequence[Any]], common: Mapping[str, Any], out: Path) -> list[GridRun]:
@@ -44,20 +47,36 @@ def expand(grid: Mapping[str, Sequence[Any]], common: Mapping[str, Any], out: Pa
     runs: dict[Path, GridRun] = {}
     for values in itertools.product(*grid.values()):
         given = {**common, **dict(zip(grid, values, strict=True))}
-        matter = settings_that_matter(build_config(given))
+        source = _own_data(given)
+        matter = settings_that_matter(build_config(given, source))
         given = {name: value for name, value in given.items() if name in matter or name in FREE_ON_RESUME}
-        config = build_config(given)
-        folder = out / _name(config, [name for name in matter if name in grid])
-        if folder not in runs:
-            runs[folder] = GridRun(folder, given, _state(folder, config))
+        config = build_config(given, source)
+        directory = out / _name(config, [name for name in matter if name in grid])
+        if directory not in runs:
+            runs[directory] = GridRun(directory, given, _state(directory, config))
     return list(runs.values())
 
 
+def _own_data(given: Mapping[str, Any]) -> Source | None:
+    """The data of one's own that the settings name: their defaults depend on it."""
+    if given.get("dataset", Config.dataset) in DATASETS:
+        return None
+    names = ("dataset", "data_root", "annotators", "image_size", "plugin")
+    return _loaded(tuple((name, given[name]) for name in names if name in given))
+
+
+@cache
+def _loaded(given: tuple[tuple[str, Any], ...]) -> Source:
+    import_plugins(dict(given))
+    return load_source(dict(given))
+
+
 def _name(config: Config, settings: Sequence[str]) -> str:
-    """Tells every setting of the grid, also one of a single value: it keeps its name when the grid grows."""
+    """Contains every setting of the grid, even with a single value: the name stays the same when the grid grows."""
     others = [_setting_in_name(name, getattr(config, name)) for name in settings if name not in _ALWAYS_NAMED]
     drawn = str(ambiguity_of(config))
-    return "-".join([config.method, config.dataset, *([drawn] if drawn else []), *others, f"seed{config.seed}"])
+    method = config.method.replace(":", ".")
+    return "-".join([method, dataset_name(config), *([drawn] if drawn else []), *others, f"seed{config.seed}"])
 
 
 def _setting_in_name(name: str, value: Any) -> str:
@@ -66,20 +85,16 @@ def _setting_in_name(name: str, value: Any) -> str:
     return f"{name}{value}"
 
 
-def _state(folder: Path, config: Config) -> str:
-    if not (folder / "config.json").exists():
+def _state(directory: Path, config: Config) -> str:
+    if not (directory / "config.json").exists():
         return "new"
-    stored, wanted = settings_that_matter(read_config(folder)), settings_that_matter(config)
-    changed = [
-        f"{name} was {stored.get(name)!r}, now {wanted.get(name)!r}"
-        for name in sorted({*stored, *wanted})
-        if stored.get(name) != wanted.get(name)
-    ]
+    stored, wanted = settings_that_matter(read_config(directory)), settings_that_matter(config)
+    changed = differences(stored, wanted, sorted({*stored, *wanted}))
     if changed:
-        raise ValueError(f"{folder} holds a run with other settings: {'; '.join(changed)}; choose another --out")
-    if (folder / "summary.json").exists():
+        raise ValueError(f"{directory} holds a run with other settings: {changed}; choose another --out")
+    if (directory / "summary.json").exists():
         return "finished"
-    return "broken" if (folder / "checkpoint.pt").exists() else "new"
+    return "interrupted" if (directory / "checkpoint.pt").exists() else "new"
 
 
 def _flag(name: str, value: Any) -> str:

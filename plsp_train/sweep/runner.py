@@ -1,4 +1,4 @@
-"""Runs side by side, each a process of its own that logs into its folder."""
+"""Parallel runs, each in its own process that logs into its directory."""
 
 import contextlib
 import os
@@ -23,7 +23,7 @@ class Failure(NamedTuple):
     exit_code: int
 
     def __str__(self) -> str:
-        lines = (self.run.folder / LOG).read_text(encoding="utf-8", errors="replace").split("\n")
+        lines = (self.run.directory / LOG).read_text(encoding="utf-8", errors="replace").split("\n")
         last = next((line for line in reversed(lines) if line.strip()), "no output")
         return f"{self.run.name}: exit code {self.exit_code}: {last}"
 
@@ -35,7 +35,7 @@ class Outcome(NamedTuple):
 
 
 class Progress:
-    """One bar over all runs on a terminal, a line per finished run elsewhere."""
+    """One progress bar on a terminal, a line per finished run elsewhere."""
 
     def __init__(self, num_runs: int) -> None:
         self._bar: Any = None
@@ -66,7 +66,7 @@ class Progress:
 
 
 def execute(runs: Sequence[GridRun], jobs: int) -> Outcome:
-    """Train all runs, `jobs` at a time. A failure does not stop the others; a signal lets the running ones save."""
+    """Train all runs, `jobs` at a time. A failure does not stop the others; on a signal the running ones save."""
     threads = max(1, _num_cores() // max(1, min(jobs, len(runs))))
     environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
     waiting, running = deque(runs), dict[GridRun, "subprocess.Popen[bytes]"]()
@@ -78,7 +78,7 @@ def execute(runs: Sequence[GridRun], jobs: int) -> Outcome:
                 while waiting and len(running) < jobs and not signals:
                     run = waiting.popleft()
                     running[run] = _start(run, environment)
-                while num_told < len(signals):  # a second signal makes a run end at once
+                while num_told < len(signals):  # a second signal interrupts the current step
                     num_told += 1
                     _terminate(running.values())
                 progress.refresh(list(running))
@@ -92,7 +92,7 @@ def execute(runs: Sequence[GridRun], jobs: int) -> Outcome:
                         failures.append(Failure(run, exit_code))
                         progress.over(run, f"failed with exit code {exit_code}", failed=True)
         finally:
-            # Nobody is left running unwatched, whatever went wrong here.
+            # No run outlives the sweep, whatever went wrong here.
             _terminate(running.values())
             for process in running.values():
                 process.wait()
@@ -101,9 +101,9 @@ def execute(runs: Sequence[GridRun], jobs: int) -> Outcome:
 
 
 def _start(run: GridRun, environment: dict[str, str]) -> "subprocess.Popen[bytes]":
-    run.folder.mkdir(parents=True, exist_ok=True)
-    with open(run.folder / LOG, "ab") as log:
-        # A session of its own: Ctrl-C on the terminal reaches the sweep alone, which then tells each run once.
+    run.directory.mkdir(parents=True, exist_ok=True)
+    with open(run.directory / LOG, "ab") as log:
+        # In its own session: Ctrl-C on the terminal reaches the sweep only, which signals each run once.
         return subprocess.Popen(
             [sys.executable, "-m", "plsp_train", *run.arguments()],
             stdin=subprocess.DEVNULL,
@@ -121,9 +121,9 @@ def _terminate(processes: Any) -> None:
 
 @contextlib.contextmanager
 def _collect_signals() -> Iterator[list[int]]:
-    """The signals that arrived meanwhile and that would have ended this process."""
+    """Collect the signals that would have ended this process."""
     received: list[int] = []
-    names = ("SIGINT", "SIGTERM", "SIGHUP")  # the last is a closed terminal; Windows has none
+    names = ("SIGINT", "SIGTERM", "SIGHUP")  # SIGHUP, a closed terminal, does not exist on Windows
     numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
     before = {number: signal.signal(number, lambda number, frame: received.append(number)) for number in numbers}
     try:
@@ -134,18 +134,18 @@ def _collect_signals() -> Iterator[list[int]]:
 
 
 def _num_cores() -> int:
-    with contextlib.suppress(AttributeError):  # not on every system
+    with contextlib.suppress(AttributeError):  # not on all systems
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def _epochs_done(run: GridRun) -> int:
     try:
-        return (run.folder / "metrics.jsonl").read_bytes().count(b"\n")
+        return (run.directory / "metrics.jsonl").read_bytes().count(b"\n")
     except FileNotFoundError:
         return 0
 
 
 def _result(run: GridRun) -> str:
-    summary = read_json(run.folder / "summary.json")
+    summary = read_json(run.directory / "summary.json")
     return f"micro-F1 {summary['micro_f1_last10']:.4f} over the last ten epochs, {summary['seconds']:.0f} s"

@@ -1,1 +1,1 @@
-"""Tables and figures of finished runs, beside the numbers of the paper."""
+"""Tables and figures of finished runs, next to the paper's numbers."""

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from plsp_train.checkpoint import write_atomically
+from plsp_train.files import write_atomically
 from plsp_train.table.figures import sensitivity_figures
 from plsp_train.table.finished import CRITERIA, SELECTIONS, read_runs
 from plsp_train.table.render import RENDERERS, markdown
@@ -15,23 +15,18 @@ from plsp_train.table.tables import build_tables
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m plsp_train.table",
-        description="Tables of finished runs as Markdown, CSV and LaTeX, and the sensitivity to k as a figure.",
+        description="Tables of finished runs as Markdown, CSV and LaTeX, and a figure of the sensitivity to k.",
     )
-    parser.add_argument("runs", nargs="+", metavar="RUNS", help="folders of runs, or folders that hold such folders")
-    parser.add_argument("--out", default="tables", help="folder of the tables (default: %(default)s)")
-    parser.add_argument(
-        "--select", choices=tuple(SELECTIONS), default="last10", help="epochs whose scores count (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--tune",
-        action="store_true",
-        help="of each method and column, take the best settings by the --select criterion",
-    )
+    parser.add_argument("runs", nargs="+", metavar="RUNS", help="run directories, or directories that contain them")
+    parser.add_argument("--out", default="tables", help="output directory (default: %(default)s)")
+    select = "epochs to take the scores from (default: %(default)s)"
+    parser.add_argument("--select", choices=tuple(SELECTIONS), default="last10", help=select)
+    parser.add_argument("--tune", action="store_true", help="show each method at its best settings by --select")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code: 0 done, 2 wrong input."""
+    """Returns the exit code: 0 done, 2 invalid input."""
     options = build_parser().parse_args(argv)
     try:
         _run(options.runs, Path(options.out), options.select, options.tune)
@@ -46,7 +41,7 @@ def _run(paths: Sequence[str], out: Path, select: str, tune: bool) -> None:
         raise ValueError(f"--tune needs a criterion without clean labels: --select {' or '.join(CRITERIA)}")
     runs, num_unfinished = read_runs(paths)
     if num_unfinished:
-        print(f"unfinished runs, left out: {num_unfinished}", file=sys.stderr)
+        print(f"unfinished runs skipped: {num_unfinished}", file=sys.stderr)
     tables, figures = build_tables(runs, select, tune), sensitivity_figures(runs, select)
     out.mkdir(parents=True, exist_ok=True)
     for table in tables:

@@ -1,19 +1,20 @@
-"""How sensitive PLSP is to the number k of labelled instances per class."""
+"""Sensitivity of PLSP to k, the number of labelled instances per class."""
 
 import io
 from collections.abc import Sequence
 from typing import Any
 
-from plsp_train.table.finished import METHOD_LABELS, SELECTIONS, FinishedRun
+from plsp_train.methods import PLSP
+from plsp_train.table.finished import SELECTIONS, FinishedRun
 from plsp_train.table.rows import ambiguity_label, only, settings_label, varying_settings
 from plsp_train.table.statistics import mean_and_std
 
 
 def sensitivity_figures(runs: Sequence[FinishedRun], select: str) -> dict[str, bytes]:
-    """A PNG by name for each data set on which PLSP was trained with several k."""
+    """PNG files by name, one for each data set on which PLSP was trained with several k."""
     figures = {}
-    for dataset in dict.fromkeys(run.config.dataset for run in runs):
-        own = [run for run in runs if run.config.dataset == dataset and run.method == METHOD_LABELS["plsp"]]
+    for dataset in dict.fromkeys(run.dataset for run in runs):
+        own = [run for run in runs if run.dataset == dataset and run.method == PLSP.label]
         curves = _curves(own)
         if curves:
             figures[f"{dataset}-sensitivity-k"] = _draw(curves, f"PLSP on {dataset}, {SELECTIONS[select]}", select)
@@ -21,7 +22,7 @@ def sensitivity_figures(runs: Sequence[FinishedRun], select: str) -> dict[str, b
 
 
 def _curves(runs: Sequence[FinishedRun]) -> dict[str, dict[int, list[FinishedRun]]]:
-    """The runs of each k by what else tells them apart, where there are several k."""
+    """The runs of each k, by the other settings that differ; only where there are several k."""
     varying = varying_settings(runs) - {"k"}
     curves: dict[str, dict[int, list[FinishedRun]]] = {}
     for run in sorted(runs, key=lambda run: run.config.k):
@@ -31,13 +32,11 @@ def _curves(runs: Sequence[FinishedRun]) -> dict[str, dict[int, list[FinishedRun
 
 
 def _draw(curves: dict[str, dict[int, list[FinishedRun]]], title: str, select: str) -> bytes:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4), layout="constrained")
-    FigureCanvasAgg(figure)
     figure.suptitle(title)
-    # Evenly spaced: k may go from 0 over some hundreds to all instances of a class.
+    # Evenly spaced: k ranges from 0 over hundreds to all instances of a class.
     places = {k: place for place, k in enumerate(sorted({k for by_k in curves.values() for k in by_k}))}
     panels: Any = figure.subplots(1, 2)
     for axes, metric, label in zip(panels, ("micro_f1", "macro_f1"), ("micro-F1", "macro-F1"), strict=True):

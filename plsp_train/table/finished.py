@@ -1,4 +1,4 @@
-"""Finished runs, and the numbers that tables take from them."""
+"""Finished runs and their scores."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -6,22 +6,11 @@ from typing import Any, NamedTuple
 
 from plsp_train import validation
 from plsp_train.config import Config
-from plsp_train.runs import Ambiguity, ambiguity_of, read_config, read_json, settings_that_matter
+from plsp_train.data import Ambiguity
+from plsp_train.methods import METHODS
+from plsp_train.runs import ambiguity_of, dataset_name, method_of, read_config, read_json, settings_that_matter
 
-# As the paper writes them, in the order of its tables.
-METHOD_LABELS = {
-    "cc": "CC",
-    "rc": "RC",
-    "proden": "PRODEN",
-    "lws": "LWS",
-    "cavl": "CAVL",
-    "pico": "PiCO",
-    "df": "DF",
-    "plsp w/o st": "PLSP w/o ST",
-    "plsp": "PLSP",
-}
-
-# Which epochs' scores of a run count. The criteria need a validation split, but no clean label of it.
+# Epochs to take scores from. The criteria need a validation split, but no clean labels.
 CRITERIA = {name.replace("_", "-"): name for name in validation.CRITERIA}
 SELECTIONS = {
     "last10": "mean of the last ten epochs",
@@ -33,14 +22,23 @@ Settings = tuple[tuple[str, Any], ...]
 
 
 class FinishedRun(NamedTuple):
-    folder: Path
+    directory: Path
     config: Config
     summary: dict[str, Any]
 
     @property
     def method(self) -> str:
-        without_st = self.config.method == "plsp" and not self.config.semantic
-        return METHOD_LABELS["plsp w/o st" if without_st else self.config.method]
+        method = method_of(self.config)
+        return method.label_of(self.config) if method else self.config.method
+
+    @property
+    def dataset(self) -> str:
+        return dataset_name(self.config)
+
+    @property
+    def repetition(self) -> tuple[int, int]:
+        """What may differ between runs of one cell: seed and fold."""
+        return self.config.seed, self.config.fold
 
     @property
     def ambiguity(self) -> Ambiguity:
@@ -48,8 +46,10 @@ class FinishedRun(NamedTuple):
 
     @property
     def settings(self) -> Settings:
-        """All that a row of a table has to tell besides the method."""
-        told = ("method", "dataset", "semantic", "seed", *Ambiguity._fields)
+        """The settings that can tell rows of one method apart."""
+        method = method_of(self.config)
+        ablated = (name for settings in (method.ablations if method else {}).values() for name in settings)
+        told = ("method", "dataset", *ablated, "seed", "fold", *Ambiguity._fields)
         return tuple((name, value) for name, value in settings_that_matter(self.config).items() if name not in told)
 
     def score(self, metric: str, select: str) -> float:
@@ -58,11 +58,11 @@ class FinishedRun(NamedTuple):
         return self._entry(metric + {"last10": "_last10", "last": ""}[select])
 
     def criterion(self, select: str) -> float:
-        """How good the run is by a criterion that needs no clean labels."""
+        """The value of a criterion, which needs no clean labels."""
         return self._selected(select)["value"]
 
     def seconds(self, stage: str) -> float | None:
-        """Spent in the stage; None if the method has no such stage."""
+        """Duration of the stage; None if the method has no such stage."""
         ends, start = self._entry("seconds_at_end_of"), 0.0
         for name, end in ends.items():
             if name == stage:
@@ -74,41 +74,49 @@ class FinishedRun(NamedTuple):
         selected = self.summary.get(f"selected_by_{CRITERIA[select]}")
         if selected is None:
             raise ValueError(
-                f"{self.folder} was trained without a validation split, which --select {select} needs: "
-                f"train with --validation-fraction, or take --select last10"
+                f"{self.directory} was trained without a validation split, which --select {select} needs: "
+                f"train with --validation-fraction, or use --select last10"
             )
         return selected
 
     def _entry(self, name: str) -> Any:
+        if name not in self.summary and "_f1" in name and "versions" in self.summary:
+            raise ValueError(f"{self.directory} has no {name}: it was trained without a labelled test set")
         if name not in self.summary:
-            raise ValueError(f"{self.folder / 'summary.json'} has no {name}: another version of plsp_train wrote it")
+            raise ValueError(f"{self.directory / 'summary.json'} has no {name}: another version of plsp_train wrote it")
         return self.summary[name]
 
 
+def method_labels(runs: Iterable[FinishedRun]) -> list[str]:
+    """Labels of rows in the order of the paper's tables, then those of other methods."""
+    known = [label for method in METHODS.values() for label in (*method.ablations, method.label)]
+    return [*known, *sorted({run.method for run in runs} - set(known))]
+
+
 def read_runs(paths: Sequence[str]) -> tuple[list[FinishedRun], int]:
-    """The finished runs in and below the folders, and how many others have begun there."""
+    """The finished runs in and below the directories, and the number of unfinished ones."""
     for path in paths:
         if not Path(path).is_dir():
-            raise ValueError(f"there is no folder {path}")
-    finished = _folders_with("summary.json", paths)
+            raise ValueError(f"no such directory: {path}")
+    finished = _directories_with("summary.json", paths)
     if not finished:
         raise ValueError(f"no finished run (summary.json) in {', '.join(paths)}")
-    runs = [FinishedRun(folder, read_config(folder), read_json(folder / "summary.json")) for folder in finished]
-    _refuse_twins(runs)
-    return runs, len(_folders_with("config.json", paths)) - len(runs)
+    runs = [FinishedRun(path, read_config(path), read_json(path / "summary.json")) for path in finished]
+    _check_distinct(runs)
+    return runs, len(_directories_with("config.json", paths)) - len(runs)
 
 
-def _folders_with(name: str, paths: Sequence[str]) -> list[Path]:
-    """Each once, even if the paths overlap."""
+def _directories_with(name: str, paths: Sequence[str]) -> list[Path]:
+    """Without repetition, even if the paths overlap."""
     found = {file.parent.resolve(): file.parent for path in paths for file in Path(path).rglob(name)}
     return sorted(found.values())
 
 
-def _refuse_twins(runs: Iterable[FinishedRun]) -> None:
-    """A run that counts twice makes a mean look surer than it is."""
+def _check_distinct(runs: Iterable[FinishedRun]) -> None:
+    """A run counted twice would make a mean look more certain than it is."""
     seen: dict[Settings, Path] = {}
     for run in runs:
         settings = tuple(settings_that_matter(run.config).items())
         if settings in seen:
-            raise ValueError(f"{seen[settings]} and {run.folder} are the same run: leave one of them out")
-        seen[settings] = run.folder
+            raise ValueError(f"{seen[settings]} and {run.directory} are the same run: remove one of them")
+        seen[settings] = run.directory

@@ -5,7 +5,7 @@ from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
 
-from plsp_train.runs import Ambiguity
+from plsp_train.data import Ambiguity
 
 
 class Published(NamedTuple):
@@ -16,7 +16,7 @@ class Published(NamedTuple):
 
 
 def published_numbers(dataset: str, ambiguity: Ambiguity, metric: str) -> dict[str, Published]:
-    """Of each method of which the paper has the number."""
+    """By method, for those that the paper reports."""
     return {
         row["method"]: Published(float(row["mean"]), _number(row["std"]), row["plsp_significantly_better"] == "yes")
         for row in _rows()

@@ -1,4 +1,4 @@
-"""A table as Markdown, CSV and LaTeX."""
+"""Markdown, CSV and LaTeX."""
 
 import csv
 import io
@@ -25,7 +25,7 @@ def markdown(table: Table) -> str:
 
 
 def latex(table: Table) -> str:
-    """For the booktabs package."""
+    """Uses the booktabs package."""
 
     def text(cell: Cell) -> str:
         value = _escape(_value(cell, table.digits))
@@ -46,7 +46,7 @@ def latex(table: Table) -> str:
 
 
 def comma_separated(table: Table) -> str:
-    """Numbers in full, each column followed by its standard deviations and marks."""
+    """Unrounded; each column is followed by its standard deviations and marks."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(["method", *(f"{column}{part}" for column in table.columns for part in ("", " std", " mark"))])

@@ -1,25 +1,25 @@
-"""What the rows and columns of a table stand for."""
+"""Rows and columns of a table."""
 
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from plsp_train.data import GENERATORS
-from plsp_train.runs import Ambiguity
-from plsp_train.table.finished import METHOD_LABELS, FinishedRun, Settings
+from plsp_train.data import BUILT_IN_GENERATORS, Ambiguity
+from plsp_train.table.finished import FinishedRun, Settings, method_labels
 
 
 class Row(NamedTuple):
     method: str
     settings: Settings = ()
-    """Those by which the rows of this method differ."""
+    """Those that differ between the rows of this method."""
 
     def __str__(self) -> str:
         return f"{self.method} ({settings_label(self.settings)})" if self.settings else self.method
 
 
 def rows_of(runs: Iterable[FinishedRun], one_per_method: bool = False) -> dict[Row, list[FinishedRun]]:
-    """In the paper's order, one row per method, or several that tell by which settings they differ."""
-    by_method: dict[str, list[FinishedRun]] = {label: [] for label in METHOD_LABELS.values()}
+    """In the paper's order: one row per method, or one per combination of the settings that differ."""
+    runs = list(runs)
+    by_method: dict[str, list[FinishedRun]] = {label: [] for label in method_labels(runs)}
     for run in sorted(runs, key=lambda run: run.settings):
         by_method[run.method].append(run)
     rows: dict[Row, list[FinishedRun]] = {}
@@ -44,11 +44,13 @@ def settings_label(settings: Settings) -> str:
 
 
 def ambiguities_of(runs: Iterable[FinishedRun]) -> list[Ambiguity]:
-    """From the least ambiguous of a generator to the most."""
+    """By generator, then from least to most ambiguous."""
 
-    def order(ambiguity: Ambiguity) -> tuple[int, float, float]:
-        generator = GENERATORS.index(ambiguity.candidates) if ambiguity.candidates else -1
-        return generator, ambiguity.flip_probability or 0.0, ambiguity.noise_rate or 0.0
+    def order(ambiguity: Ambiguity) -> tuple[int, str, float, float]:
+        name = ambiguity.candidates or ""
+        known = ("", *BUILT_IN_GENERATORS)  # own candidate sets first, other people's generators last
+        place = known.index(name) if name in known else len(known)
+        return place, name, ambiguity.flip_probability or 0.0, ambiguity.noise_rate or 0.0
 
     return sorted({run.ambiguity for run in runs}, key=order)
 

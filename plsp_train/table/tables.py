@@ -1,10 +1,11 @@
-"""From runs to tables: which rows and columns there are, and what stands in a cell."""
+"""From runs to tables: rows, columns and cells."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from plsp_train.runs import Ambiguity
-from plsp_train.table.finished import METHOD_LABELS, SELECTIONS, FinishedRun
+from plsp_train.data import Ambiguity
+from plsp_train.methods import DF, PLSP
+from plsp_train.table.finished import SELECTIONS, FinishedRun, method_labels
 from plsp_train.table.published import published_numbers
 from plsp_train.table.rows import Row, ambiguities_of, ambiguity_label, rows_of
 from plsp_train.table.statistics import LEVEL, mean_and_std, significant_gain
@@ -13,15 +14,13 @@ from plsp_train.table.tuning import tuned
 GAIN, LOSS = "‡", "◦"
 _LEGEND = (
     f"{GAIN}: PLSP is significantly better, {LOSS}: significantly worse "
-    f"(paired t-test over common seeds, two-sided, level {LEVEL}; none where PLSP has several rows)."
+    f"(paired t-test over common seeds and folds, two-sided, level {LEVEL}; none where PLSP has several rows)."
 )
-_METHODS = tuple(METHOD_LABELS.values())
-_PLSP = METHOD_LABELS["plsp"]
-_ABLATION = tuple(METHOD_LABELS[name] for name in ("df", "plsp w/o st", "plsp"))
+_ABLATION = (DF.label, *PLSP.ablations, PLSP.label)
 
 
 class Cell(NamedTuple):
-    """An empty one has no mean."""
+    """Empty without a mean."""
 
     mean: float | None = None
     std: float | None = None
@@ -42,33 +41,34 @@ class Metric(NamedTuple):
     label: str
     digits: int
     is_score: bool
-    """Of two scores the higher is better, and the difference is tested."""
+    """Higher is better, and differences are tested."""
     value: Callable[[FinishedRun], float | None]
 
 
 def build_tables(runs: Sequence[FinishedRun], select: str, tune: bool = False) -> list[Table]:
-    """Of each data set the scores, the ablation and the time, as far as there are runs."""
-    datasets = dict.fromkeys(run.config.dataset for run in runs)
+    """Scores, ablation and time of each data set, as far as there are runs."""
+    datasets = dict.fromkeys(run.dataset for run in runs)
     return [table for dataset in datasets for table in _tables_of(dataset, runs, select, tune)]
 
 
 def _tables_of(dataset: str, runs: Sequence[FinishedRun], select: str, tune: bool) -> Iterator[Table]:
-    runs, chosen = [run for run in runs if run.config.dataset == dataset], ""
+    runs, chosen = [run for run in runs if run.dataset == dataset], ""
     if tune:
         runs, chosen = tuned(runs, select)
+    labels = method_labels(runs)
     micro = Metric("micro_f1", "micro-F1", 3, True, lambda run: run.score("micro_f1", select))
     macro = Metric("macro_f1", "macro-F1", 3, True, lambda run: run.score("macro_f1", select))
     pretrain = Metric("pretrain_seconds", "pre-training", 1, False, lambda run: run.seconds("pretrain"))
     train = Metric("train_seconds", "training", 1, False, lambda run: run.seconds("train"))
     plan: list[tuple[str, str, list[Metric], Sequence[str]]] = [
-        ("micro_f1", f"micro-F1 on {dataset}, {SELECTIONS[select]}", [micro], _METHODS),
-        ("macro_f1", f"macro-F1 on {dataset}, {SELECTIONS[select]}", [macro], _METHODS),
+        ("micro_f1", f"micro-F1 on {dataset}, {SELECTIONS[select]}", [micro], labels),
+        ("macro_f1", f"macro-F1 on {dataset}, {SELECTIONS[select]}", [macro], labels),
         ("ablation", f"Ablation on {dataset}, {SELECTIONS[select]}", [macro, micro], _ABLATION),
-        ("seconds", f"Seconds of pre-training and training on {dataset}", [pretrain, train], _METHODS),
+        ("seconds", f"Seconds of pre-training and training on {dataset}", [pretrain, train], labels),
     ]
     for name, what, metrics, methods in plan:
         shown = [run for run in runs if run.method in methods]
-        if name == "ablation" and not {_PLSP} < {run.method for run in shown}:
+        if name == "ablation" and not {PLSP.label} < {run.method for run in shown}:
             continue
         caption = f"{what}, mean ± std over {_num_seeds(shown)}.{chosen}"
         yield _arrange(f"{dataset}-{name}", caption, metrics[0], _columns(dataset, shown, metrics, methods, tune))
@@ -77,7 +77,7 @@ def _tables_of(dataset: str, runs: Sequence[FinishedRun], select: str, tune: boo
 def _columns(
     dataset: str, runs: Sequence[FinishedRun], metrics: Sequence[Metric], methods: Sequence[str], one_row: bool
 ) -> dict[str, dict[Row, Cell]]:
-    """Ours and, where there are any, those of the paper beside them."""
+    """Our columns, each followed by the paper's if it has one."""
     rows = rows_of(runs, one_row)
     first_rows = {row.method: row for row in reversed(rows)}
     columns: dict[str, dict[Row, Cell]] = {}
@@ -97,23 +97,23 @@ def _columns(
 
 
 def _our_cells(rows: Mapping[Row, Sequence[FinishedRun]], ambiguity: Ambiguity, metric: Metric) -> dict[Row, Cell]:
-    values: dict[Row, dict[int, float]] = {}
+    values: dict[Row, dict[tuple[int, int], float]] = {}
     for row, runs in rows.items():
         for run in runs:
             value = metric.value(run) if run.ambiguity == ambiguity else None
             if value is not None:
-                values.setdefault(row, {})[run.config.seed] = value
-    plsp = [by_seed for row, by_seed in values.items() if row.method == _PLSP]
+                values.setdefault(row, {})[run.repetition] = value
+    plsp = [repeated for row, repeated in values.items() if row.method == PLSP.label]
     cells = {}
-    for row, by_seed in values.items():
-        tested = metric.is_score and row.method != _PLSP and len(plsp) == 1
-        gain = significant_gain(plsp[0], by_seed) if tested else 0
-        cells[row] = Cell(*mean_and_std([*by_seed.values()]), {1: GAIN, -1: LOSS, 0: ""}[gain])
+    for row, repeated in values.items():
+        tested = metric.is_score and row.method != PLSP.label and len(plsp) == 1
+        gain = significant_gain(plsp[0], repeated) if tested else 0
+        cells[row] = Cell(*mean_and_std([*repeated.values()]), {1: GAIN, -1: LOSS, 0: ""}[gain])
     return _with_best(cells, metric)
 
 
 def _with_best(cells: dict[Row, Cell], metric: Metric) -> dict[Row, Cell]:
-    """Means that look the same are equally good."""
+    """Means that are equal after rounding are equally good."""
     if not metric.is_score or not cells:
         return cells
     rounded = {row: round(cell.mean, metric.digits) for row, cell in cells.items() if cell.mean is not None}
@@ -123,7 +123,8 @@ def _with_best(cells: dict[Row, Cell], metric: Metric) -> dict[Row, Cell]:
 
 def _arrange(name: str, caption: str, metric: Metric, columns: dict[str, dict[Row, Cell]]) -> Table:
     used = {row for cells in columns.values() for row in cells}
-    rows = sorted(used, key=lambda row: (_METHODS.index(row.method), row.settings))
+    known = {label: place for place, label in enumerate(method_labels(()))}
+    rows = sorted(used, key=lambda row: (known.get(row.method, len(known)), row.method, row.settings))
     return Table(
         name,
         f"{caption} {_LEGEND}" if metric.is_score else caption,
@@ -137,4 +138,5 @@ def _num_seeds(runs: Sequence[FinishedRun]) -> str:
     settings = [(run.method, run.settings, run.ambiguity) for run in runs]
     counts = {settings.count(setting) for setting in settings}
     fewest, most = min(counts), max(counts)
-    return f"{most} seed{'s' if most > 1 else ''}" if fewest == most else f"{fewest} to {most} seeds"
+    what = "fold" if any(run.config.fold for run in runs) else "seed"
+    return f"{most} {what}{'s' if most > 1 else ''}" if fewest == most else f"{fewest} to {most} {what}s"

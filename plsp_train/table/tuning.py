@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from statistics import fmean
 
-from plsp_train.runs import Ambiguity
+from plsp_train.data import Ambiguity
 from plsp_train.table.finished import FinishedRun, Settings
 from plsp_train.table.rows import ambiguity_label, only, settings_label, varying_settings
 
 
 def tuned(runs: Sequence[FinishedRun], criterion: str) -> tuple[list[FinishedRun], str]:
-    """For each method and ambiguity, the runs of the settings with the highest mean; and a text that names them.
+    """For each method and ambiguity, the runs of the settings with the highest mean, and a text that names them.
 
-    Settings of which fewer seeds are finished than of others are not chosen: their mean would be of other data.
+    Settings with fewer finished seeds than others are not considered.
     """
     by_settings: dict[tuple[str, Ambiguity], dict[Settings, list[FinishedRun]]] = {}
     for run in runs:

@@ -13,14 +13,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from plsp_train.data import (
-    AUGMENT_POLICIES,
     AugmentPolicy,
     ImageAugmentation,
     TrainTestData,
     VectorAugmentation,
     VectorAugmentPolicy,
+    augment_policy,
     build_augmentation,
-    load_dataset,
 )
 from plsp_train.data.augment import crop_and_flip, cutout
 from plsp_train.data.autoaugment import (
@@ -32,13 +31,15 @@ from plsp_train.data.autoaugment import (
     auto_augment,
     draw_operations,
 )
-from plsp_train.data.torchvision_compat import import_torchvision
+from plsp_train.torchvision_compat import import_torchvision
+from small_runs import digits
 
 import_torchvision()
 from torchvision import transforms  # noqa: E402
 from torchvision.transforms import v2  # noqa: E402
 
 P_VALUE = 1e-4
+CIFAR10 = augment_policy("cifar10", (3, 32, 32))
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -106,7 +107,7 @@ def test_weak_views_are_uniform_over_all_crops_and_flips() -> None:
     assert chisquare(torch.bincount(drawn, minlength=162)).pvalue > P_VALUE
 
 
-def test_weak_views_are_distributed_as_torchvisions() -> None:
+def test_weak_views_have_the_distribution_of_torchvision() -> None:
     image = random_images(1, 1, 12)
     pipeline = transforms.Compose(
         [transforms.RandomHorizontalFlip(), transforms.RandomCrop(12, padding=4, padding_mode="reflect")]
@@ -166,11 +167,11 @@ def test_views_are_normalised_as_torchvision_does() -> None:
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_views_come_as_float32_in_the_memory_format_of_choice(memory_format: torch.memory_format) -> None:
+def test_views_are_float32_in_the_given_memory_format(memory_format: torch.memory_format) -> None:
     images = random_images(6)
     before = images.clone()
-    augmentation = ImageAugmentation(AUGMENT_POLICIES["cifar10"], (0.5,) * 3, (0.25,) * 3, memory_format=memory_format)
-    reference = ImageAugmentation(AUGMENT_POLICIES["cifar10"], (0.5,) * 3, (0.25,) * 3)
+    augmentation = ImageAugmentation(CIFAR10, (0.5,) * 3, (0.25,) * 3, memory_format=memory_format)
+    reference = ImageAugmentation(CIFAR10, (0.5,) * 3, (0.25,) * 3)
     for views, same in (
         (augmentation.plain(images), reference.plain(images)),
         (augmentation.weak(images, seeded()), reference.weak(images, seeded())),
@@ -182,9 +183,9 @@ def test_views_come_as_float32_in_the_memory_format_of_choice(memory_format: tor
     assert torch.equal(images, before)
 
 
-def test_seed_decides_the_views() -> None:
+def test_seed_determines_the_views() -> None:
     images = random_images(64)
-    augmentation = unnormalised(AUGMENT_POLICIES["cifar10"], 3)
+    augmentation = unnormalised(CIFAR10, 3)
     for view in (augmentation.weak, augmentation.strong):
         assert torch.equal(view(images, seeded(7)), view(images, seeded(7)))
         assert not torch.equal(view(images, seeded(7)), view(images, seeded(8)))
@@ -195,14 +196,14 @@ def test_seed_decides_the_views() -> None:
 # --------------------------------------------------------------------------------------------------- AutoAugment
 
 
-def test_policies_are_torchvisions() -> None:
+def test_policies_match_torchvision() -> None:
     published = transforms.AutoAugment(transforms.AutoAugmentPolicy.CIFAR10).policies
     assert list(CIFAR10_POLICIES) == published
 
 
 @pytest.mark.parametrize("size", [32, 28, 8])
 @pytest.mark.parametrize("operation", OPERATIONS[1:], ids=lambda o: f"{o.name}{o.level or ''}{'+-'[o.sign < 0]}")
-def test_operation_on_a_batch_is_torchvisions_on_each_image(
+def test_operation_on_a_batch_matches_torchvision_on_each_image(
     operation: Operation, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transform = v2.AutoAugment(v2.AutoAugmentPolicy.CIFAR10)
@@ -229,7 +230,7 @@ def test_every_image_gets_its_own_operation() -> None:
         assert torch.equal(view, apply_operation(image[None], OPERATIONS[number])[0])
 
 
-def test_operations_are_drawn_with_the_policies_exact_probabilities() -> None:
+def test_operations_are_drawn_with_the_exact_probabilities() -> None:
     expected: Counter[tuple[int, int]] = Counter()
     for first, second in CIFAR10_POLICIES:
         for one, p_one in outcomes(*first):
@@ -250,7 +251,7 @@ def outcomes(name: str, probability: float, level: int | None) -> list[tuple[int
     return [(0, 1 - probability), *((number, probability / len(by_sign)) for number in by_sign)]
 
 
-def test_autoaugment_is_distributed_as_torchvisions_image_by_image() -> None:
+def test_autoaugment_has_the_distribution_of_torchvision_per_image() -> None:
     image, count = random_images(1), 3000
     transform = v2.AutoAugment(v2.AutoAugmentPolicy.CIFAR10)
     torch.manual_seed(0)
@@ -273,7 +274,7 @@ def test_images_of_a_batch_draw_independently() -> None:
 
 
 def test_digits_are_never_mirrored_and_move_by_one_pixel_at_most() -> None:
-    data = load_dataset("digits")
+    data = digits()
     augmentation = build_augmentation(data)
     image = torch.arange(64, dtype=torch.uint8).view(1, 1, 8, 8)
     views = augmentation.weak(image.expand(500, -1, -1, -1), seeded(13))
@@ -290,7 +291,7 @@ def vector_augmentation(**changes: float) -> VectorAugmentation:
     return VectorAugmentation(VectorAugmentPolicy(**changes), mean=(1.0, -2.0, 0.0), std=(2.0, 0.5, 1.0))
 
 
-def test_vectors_are_normalised_and_disturbed() -> None:
+def test_vectors_are_normalised_and_perturbed() -> None:
     vectors = torch.tensor([[3.0, -1.0, 4.0]]).expand(20_000, -1)
     augmentation = vector_augmentation()
     assert torch.equal(augmentation.plain(vectors[:1]), torch.tensor([[1.0, 2.0, 4.0]]))
@@ -306,16 +307,14 @@ def test_vectors_are_normalised_and_disturbed() -> None:
     assert torch.equal(strong, augmentation.strong(vectors, seeded(16)))
 
 
-def test_data_set_decides_its_augmentation() -> None:
-    vectors = TrainTestData(
-        "lost", 2, torch.zeros(2, 3), torch.tensor([0, 1]), torch.zeros(1, 3), torch.tensor([0]), (0.0,) * 3, (1.0,) * 3
-    )
+def test_data_set_determines_its_augmentation() -> None:
+    vectors = TrainTestData("lost", ("a", "b"), torch.zeros(2, 3), (0.0,) * 3, (1.0,) * 3)
     assert isinstance(build_augmentation(vectors), VectorAugmentation)
-    digits = build_augmentation(load_dataset("digits"), memory_format=torch.channels_last)
-    assert isinstance(digits, ImageAugmentation)
-    assert digits.policy == AUGMENT_POLICIES["digits"]
-    own = dataclasses.replace(load_dataset("digits"), name="own")
-    assert build_augmentation(own).policy == AugmentPolicy()
-    assert not AUGMENT_POLICIES["fmnist"].auto_augment
-    assert AUGMENT_POLICIES["cifar10"].auto_augment
-    assert AUGMENT_POLICIES["cifar100"].auto_augment
+    augmentation = build_augmentation(digits(), memory_format=torch.channels_last)
+    assert isinstance(augmentation, ImageAugmentation)
+    assert augmentation.policy == AugmentPolicy(horizontal_flip=False, padding=1, cutout=3)
+    own = dataclasses.replace(digits(), name="own")
+    assert build_augmentation(own, horizontal_flip=False).policy == AugmentPolicy(False, 1, 4)
+    assert augment_policy("fmnist", (1, 28, 28)) == AugmentPolicy(True, 4, 16)
+    assert augment_policy("cifar10", (3, 32, 32)) == AugmentPolicy(True, 4, 16, auto_augment=True)
+    assert augment_policy("own", (3, 64, 96)) == AugmentPolicy(True, 8, 32, auto_augment=True)

@@ -18,7 +18,7 @@ def sampler(count: int, batch_size: int, seed: int = 0) -> IndexSampler:
 
 @settings(max_examples=50, deadline=None)
 @given(count=st.integers(1, 40), batch_size=st.integers(1, 60))
-def test_batches_are_full_and_every_pass_holds_each_index_once(count: int, batch_size: int) -> None:
+def test_batches_are_full_and_every_pass_contains_each_index_once(count: int, batch_size: int) -> None:
     batches = list(itertools.islice(sampler(count, batch_size), 3 * count))
     assert {len(batch) for batch in batches} == {batch_size}
     drawn = torch.cat(batches)
@@ -32,14 +32,14 @@ def test_passes_differ_and_positions_are_uniform() -> None:
     assert chisquare(torch.bincount(passes[:, 4])).pvalue > 1e-4
 
 
-def test_seed_decides_the_batches() -> None:
+def test_seed_determines_the_batches() -> None:
     first, same, other = (torch.cat(list(itertools.islice(sampler(50, 8, seed), 10))) for seed in (3, 3, 4))
     assert torch.equal(first, same)
     assert not torch.equal(first, other)
 
 
 @pytest.mark.parametrize("steps_before", [0, 1, 6, 7])
-def test_resumed_sampler_goes_on_as_if_never_stopped(steps_before: int, tmp_path: Path) -> None:
+def test_resumed_sampler_continues_as_if_uninterrupted(steps_before: int, tmp_path: Path) -> None:
     uninterrupted = sampler(20, 3)
     for _, _batch in zip(range(steps_before), uninterrupted, strict=False):
         pass

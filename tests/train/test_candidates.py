@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest, chisquare
 
 from plsp_train.data.candidates import (
+    BUILT_IN_GENERATORS,
     CIFAR100_SUPERCLASSES,
-    GENERATORS,
+    Ambiguity,
     ambiguity_summary,
     generate_candidates,
 )
@@ -63,7 +64,7 @@ def fps_probability(
 
 @pytest.mark.parametrize(("num_classes", "label"), [(2, 1), (3, 0), (4, 2)])
 def test_uss_is_uniform_over_the_sets_with_the_true_label_except_the_full_set(num_classes: int, label: int) -> None:
-    candidates = generate_candidates("uss", torch.full((DRAWS,), label), num_classes, seeded())
+    candidates = generate_candidates(Ambiguity("uss"), torch.full((DRAWS,), label), num_classes, seeded())
     count = 2 ** (num_classes - 1) - 1
     assert_distribution(candidates, lambda s: float(label in s and len(s) < num_classes) / count)
 
@@ -71,7 +72,7 @@ def test_uss_is_uniform_over_the_sets_with_the_true_label_except_the_full_set(nu
 @pytest.mark.parametrize("q", [0.0, 0.1, 0.5, 0.9])
 @pytest.mark.parametrize("recipe", ["paper", "released"])
 def test_fps_has_the_exact_distribution(q: float, recipe: str) -> None:
-    candidates = generate_candidates("fps", torch.full((DRAWS,), 1), 4, seeded(1), flip_probability=q, recipe=recipe)
+    candidates = generate_candidates(Ambiguity("fps", q), torch.full((DRAWS,), 1), 4, seeded(1), recipe=recipe)
     paper = recipe == "paper"
     assert_distribution(
         candidates, lambda s: fps_probability(s, 1, [0, 2, 3], q, force=paper, full=4 if paper else None)
@@ -79,14 +80,14 @@ def test_fps_has_the_exact_distribution(q: float, recipe: str) -> None:
 
 
 def test_pair_adds_only_the_next_label() -> None:
-    candidates = generate_candidates("pair", torch.full((DRAWS,), 3), 4, seeded(2), flip_probability=0.3)
+    candidates = generate_candidates(Ambiguity("pair", 0.3), torch.full((DRAWS,), 3), 4, seeded(2))
     expected = {frozenset({3}): 0.7, frozenset({3, 0}): 0.3}
     assert_distribution(candidates, lambda s: expected.get(s, 0.0))
 
 
 def test_circulant_adds_neighbours_by_their_distance() -> None:
     entry = {0: 1.0, 1: 0.5, 2: 0.3, 3: 0.1, 4: 0.0, 5: 0.1, 6: 0.3, 7: 0.5}  # by label, seen from label 0
-    candidates = generate_candidates("circulant", torch.zeros(DRAWS, dtype=torch.int64), 8, seeded(3))
+    candidates = generate_candidates(Ambiguity("circulant"), torch.zeros(DRAWS, dtype=torch.int64), 8, seeded(3))
     assert_distribution(candidates, lambda s: prod(p if label in s else 1 - p for label, p in entry.items()))
 
 
@@ -94,7 +95,7 @@ def test_circulant_adds_neighbours_by_their_distance() -> None:
 def test_noisy_drops_the_true_label_at_the_given_rate_and_leaves_no_set_empty(recipe: str) -> None:
     q, noise, label, others = 0.4, 0.25, 1, [0, 2, 3]
     candidates = generate_candidates(
-        "noisy", torch.full((DRAWS,), label), 4, seeded(4), flip_probability=q, noise_rate=noise, recipe=recipe
+        Ambiguity("noisy", q, noise), torch.full((DRAWS,), label), 4, seeded(4), recipe=recipe
     )
     paper = recipe == "paper"
 
@@ -114,7 +115,7 @@ def test_noisy_drops_the_true_label_at_the_given_rate_and_leaves_no_set_empty(re
 def test_hierarchical_is_fps_within_the_superclass(recipe: str, q: float) -> None:
     members = list(CIFAR100_SUPERCLASSES[8])  # bear, leopard, lion, tiger, wolf
     candidates = generate_candidates(
-        "hierarchical", torch.full((20_000,), members[2]), 100, seeded(5), flip_probability=q, recipe=recipe
+        Ambiguity("hierarchical", q), torch.full((20_000,), members[2]), 100, seeded(5), recipe=recipe
     )
     assert candidates.sum() == candidates[:, members].sum()
     assert_distribution(
@@ -140,26 +141,26 @@ def test_superclasses_are_the_coarse_labels_of_the_data_set() -> None:
         assert fine in CIFAR100_SUPERCLASSES[coarse]
 
 
-def test_hundred_classes_are_exact() -> None:
+def test_distribution_is_exact_at_a_hundred_classes() -> None:
     labels = torch.arange(100).repeat(200)
-    uss = generate_candidates("uss", labels, 100, seeded(6))
+    uss = generate_candidates(Ambiguity("uss"), labels, 100, seeded(6))
     others = int(uss.sum()) - len(labels)
     assert binomtest(others, 99 * len(labels), 0.5).pvalue > P_VALUE
     # The sizes of the sets are binomial too, not only their mean.
     assert (uss.sum(1) - 1).double().var().item() == pytest.approx(99 / 4, rel=0.05)
 
     q = 0.05
-    fps = generate_candidates("fps", labels, 100, seeded(7), flip_probability=q)
+    fps = generate_candidates(Ambiguity("fps", q), labels, 100, seeded(7))
     assert fps.sum(1).min() == 2
     share_of_pairs = 99 * q * (1 - q) ** 98 + (1 - q) ** 99
     pairs = int((fps.sum(1) == 2).sum())
     assert binomtest(pairs, len(labels), share_of_pairs).pvalue > P_VALUE
-    assert not generate_candidates("fps", labels, 100, seeded(8), flip_probability=0.99).all(1).any()
+    assert not generate_candidates(Ambiguity("fps", 0.99), labels, 100, seeded(8)).all(1).any()
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    name=st.sampled_from(GENERATORS),
+    name=st.sampled_from(BUILT_IN_GENERATORS),
     num_classes=st.integers(8, 30),
     q=st.floats(0, 0.95),
     recipe=st.sampled_from(["paper", "released"]),
@@ -170,9 +171,7 @@ def test_every_set_obeys_its_generators_rules(name: str, num_classes: int, q: fl
     labels = torch.randint(num_classes, (50,), generator=seeded(seed))
 
     def draw() -> torch.Tensor:
-        return generate_candidates(
-            name, labels, num_classes, seeded(seed), flip_probability=q, noise_rate=0.5, recipe=recipe
-        )
+        return generate_candidates(Ambiguity(name, q, 0.5), labels, num_classes, seeded(seed), recipe=recipe)
 
     candidates = draw()
     assert candidates.dtype == torch.bool
@@ -185,10 +184,16 @@ def test_every_set_obeys_its_generators_rules(name: str, num_classes: int, q: fl
     assert torch.equal(candidates, draw())
 
 
-def test_generators_advance_and_no_instances_give_no_sets() -> None:
+def test_generator_advances_and_empty_input_gives_empty_output() -> None:
     generator, labels = seeded(), torch.arange(10)
-    assert not torch.equal(*(generate_candidates("uss", labels, 10, generator) for _ in range(2)))
-    assert generate_candidates("uss", labels[:0], 10, generator).shape == (0, 10)
+    assert not torch.equal(*(generate_candidates(Ambiguity("uss"), labels, 10, generator) for _ in range(2)))
+    assert generate_candidates(Ambiguity("uss"), labels[:0], 10, generator).shape == (0, 10)
+
+
+def test_ambiguity_keeps_only_the_parameters_of_its_generator() -> None:
+    kept = {name: Ambiguity(name, 0.3, 0.1).used() for name in BUILT_IN_GENERATORS}
+    assert {name for name, used in kept.items() if used.flip_probability} == {"fps", "pair", "hierarchical", "noisy"}
+    assert {name for name, used in kept.items() if used.noise_rate} == {"noisy"}
 
 
 def test_ambiguity_summary() -> None:
@@ -200,25 +205,29 @@ def test_ambiguity_summary() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name": "magic"}, "unknown candidate generator 'magic': choose one of uss"),
+        ({"candidates": "magic"}, "unknown candidate generator 'magic': choose one of uss"),
         ({"recipe": "secret"}, "unknown recipe"),
         ({"flip_probability": 1.0}, r"flip_probability must lie in \[0, 1\)"),
         ({"flip_probability": -0.1}, r"flip_probability must lie in \[0, 1\)"),
         ({"flip_probability": float("nan")}, r"flip_probability must lie in \[0, 1\)"),
         ({"flip_probability": None}, "flip_probability must lie in"),
         ({"flip_probability": 0.9999}, "too close to 1"),
-        ({"name": "noisy", "noise_rate": 1.0}, r"noise_rate must lie in \[0, 1\)"),
+        ({"candidates": "noisy", "noise_rate": 1.0}, r"noise_rate must lie in \[0, 1\)"),
         ({"num_classes": 9}, r"labels must lie in 0..8, got 0..9"),
         ({"labels": torch.tensor([-1])}, "labels must lie in"),
         ({"labels": torch.tensor([0.0])}, "labels must be int64"),
         ({"labels": torch.tensor([0, 1]), "num_classes": 2}, "fps needs at least 3 classes"),
-        ({"name": "uss", "labels": torch.tensor([0]), "num_classes": 1}, "uss needs at least 2 classes"),
-        ({"name": "circulant", "labels": torch.tensor([0]), "num_classes": 7}, "circulant needs at least 8 classes"),
-        ({"name": "hierarchical"}, "needs 100 classes, got 10"),
+        ({"candidates": "uss", "labels": torch.tensor([0]), "num_classes": 1}, "uss needs at least 2 classes"),
+        (
+            {"candidates": "circulant", "labels": torch.tensor([0]), "num_classes": 7},
+            "circulant needs at least 8 classes",
+        ),
+        ({"candidates": "hierarchical"}, "needs 100 classes, got 10"),
     ],
 )
 def test_wrong_arguments_are_named_in_one_line(arguments: dict, message: str) -> None:
-    defaults = {"name": "fps", "labels": torch.arange(10), "num_classes": 10, "flip_probability": 0.5}
+    given = {"candidates": "fps", "flip_probability": 0.5, "labels": torch.arange(10), "num_classes": 10} | arguments
+    ambiguity = Ambiguity(**{name: given.pop(name) for name in Ambiguity._fields if name in given})
     with pytest.raises(ValueError, match=message) as error:
-        generate_candidates(generator=seeded(), **(defaults | arguments))
+        generate_candidates(ambiguity, generator=seeded(), **given)
     assert "\n" not in str(error.value)

@@ -8,11 +8,12 @@ import torch
 
 from plsp_train.cli import main
 from plsp_train.config import Config
-from small_runs import SMALL, metrics, run
+from small_runs import SMALL, digits, metrics, run
 
 
 def _error_of(capsys: pytest.CaptureFixture[str]) -> str:
-    text = capsys.readouterr().err
+    lines = capsys.readouterr().err.splitlines(keepends=True)
+    text = "".join(line for line in lines if not line.startswith("plsp_train: warning: "))
     assert text.startswith("plsp_train: error: ")
     assert text.count("\n") == 1, "errors are one line"
     return text
@@ -34,11 +35,12 @@ def test_print_config_shows_preset_file_and_command_line(tmp_path, capsys: pytes
     assert (config["model"], config["k"], config["seed"]) == ("lenet", 5, 4)
 
 
-def test_a_run_leaves_all_its_files(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_writes_all_its_files(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     assert run(out, "--tensorboard") == 0
     names = {path.name for path in out.iterdir()}
-    assert names >= {"config.json", "metrics.jsonl", "summary.json", "checkpoint.pt", "model.pt", "curves.png"}
+    assert names >= {"config.json", "metrics.jsonl", "summary.json", "checkpoint.pt", "model.pt", "results.npz"}
+    assert "curves.png" in names
     assert not any(name.endswith(".new") for name in names)
     assert any((out / "tensorboard").iterdir())
     lines = metrics(out)
@@ -50,24 +52,20 @@ def test_a_run_leaves_all_its_files(tmp_path, capsys: pytest.CaptureFixture[str]
     assert summary["micro_f1_best"] == max(line["micro_f1"] for line in lines)
     assert summary["micro_f1_last10"] == pytest.approx(sum(line["micro_f1"] for line in lines) / 4)
     saved = torch.load(out / "model.pt", weights_only=True)
-    assert saved["num_classes"] == 10
+    assert saved["class_names"] == [str(digit) for digit in range(10)]
     shown = capsys.readouterr().out
     assert "candidate sets of" in shown
     assert "micro_f1_last10" in shown
 
 
 def test_a_saved_model_rebuilds_to_the_reported_score(tmp_path) -> None:
-    from plsp_train.data import build_augmentation, load_dataset
-    from plsp_train.metrics import f1_scores, predict
-    from plsp_train.models import build_model
+    from plsp_train.metrics import f1_scores
+    from plsp_train.model_file import load_model
 
     out = tmp_path / "run"
     run(out)
-    saved = torch.load(out / "model.pt", weights_only=True)
-    model = build_model(saved["model"], tuple(saved["input_shape"]), saved["num_classes"])
-    model.load_state_dict(saved["state_dict"])
-    data = load_dataset("digits")
-    scores = f1_scores(predict(model, data.test_inputs, build_augmentation(data)), data.test_labels)
+    data = digits()
+    scores = f1_scores(load_model(out / "model.pt").logits(data.test_inputs), data.test_labels)
     assert scores["micro_f1"] == json.loads((out / "summary.json").read_text())["micro_f1"]
 
 
@@ -81,10 +79,19 @@ def test_a_saved_model_rebuilds_to_the_reported_score(tmp_path) -> None:
         (["--resume"], "--resume needs --out"),
         (["--resume", "--out", "nowhere"], "holds no run to resume"),
         (["--flip-probability", "1.2"], "flip_probability"),
+        (["--dataset", "mnist"], "--dataset mnist is neither a benchmark set (digits"),
+        (["--data-root", "own.npz"], "--data-root has no effect on digits: to train on data of your own"),
+        (["--dataset", "nowhere:load"], "there is no module 'nowhere'"),
+        (["--plugin", "nowhere"], "plugin 'nowhere': there is no module"),
+        (["--candidates", "own"], "digits has no candidate sets of its own"),
+        (["--select", "colour"], "--select takes model"),
+        (["--test-fraction", "0.2"], "digits has a test set of its own"),
+        (["--download"], "--download cannot get digits"),
+        (["--model", "lenet"], "lenet"),
         (["--epochs", "0", "--pretrain-epochs", "0"], "nothing to train"),
     ],
 )
-def test_wrong_input_is_one_line_and_exit_code_2(
+def test_invalid_input_is_a_one_line_error_with_exit_code_2(
     tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -92,7 +99,24 @@ def test_wrong_input_is_one_line_and_exit_code_2(
     assert message in _error_of(capsys)
 
 
-def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "warned"),
+    [
+        (["--method", "df", "--k", "9"], ["--k"]),
+        (["--method", "df", "--pretrain-batch", "9", "--lws-leverage", "3"], ["--lws-leverage", "--pretrain-batch"]),
+        (["--candidates", "uss", "--flip-probability", "0.3"], ["--flip-probability"]),
+        (["--k", "9", "--candidates", "noisy", "--noise-rate", "0.2"], []),
+    ],
+)
+def test_settings_without_effect_are_named_in_a_warning(
+    tmp_path, capsys: pytest.CaptureFixture[str], arguments: list[str], warned: list[str]
+) -> None:
+    assert main([*arguments, "--epochs", "1", "--out", str(tmp_path / "run")]) == 0
+    warnings = capsys.readouterr().err.splitlines()
+    assert [line.split()[2] for line in warnings] == warned
+
+
+def test_an_existing_run_is_not_overwritten(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     run(out)
     before = (out / "checkpoint.pt").read_bytes()
@@ -102,7 +126,7 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path, capsys: pytest.C
     assert (out / "checkpoint.pt").read_bytes() == before
 
 
-def test_the_default_folder_is_a_fresh_one(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_output_directory_is_new(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     quick = [*SMALL, "--epochs", "1", "--iterations", "1"]
     assert main(quick) == 0
@@ -110,7 +134,7 @@ def test_the_default_folder_is_a_fresh_one(tmp_path, monkeypatch: pytest.MonkeyP
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {"digits-fps0.5-seed0", "digits-fps0.5-seed0-2"}
 
 
-def test_a_file_in_the_way_of_the_folder_is_a_one_line_error(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_at_the_path_of_the_directory_is_a_one_line_error(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run").write_text("in the way")
     assert run(tmp_path / "run") == 2
     assert "run" in _error_of(capsys)
@@ -123,12 +147,19 @@ def test_module_runs_as_a_command() -> None:
     assert json.loads(done.stdout)["dataset"] == "digits"
 
 
-def test_without_the_trainers_packages_the_error_says_what_to_install() -> None:
+def test_missing_dependencies_are_reported_with_the_install_command() -> None:
     script = "import runpy, sys; sys.modules['sklearn'] = None; runpy.run_module('plsp_train', run_name='__main__')"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "pip install 'plsp[train]'" in done.stderr
+
+
+def test_help_imports_only_what_it_needs() -> None:
+    heavy = ("torch._dynamo", "sklearn", "torchvision", "matplotlib", "scipy", "PIL", "triton")
+    script = f"import sys, plsp_train.cli; print([name for name in {heavy} if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"
 
 
 def test_profile_writes_a_trace(tmp_path) -> None:

@@ -3,8 +3,9 @@ import json
 
 import pytest
 
-from plsp_train.config import PRESETS, Config, build_config, read_config_file
+from plsp_train.config import Config, build_config, read_config_file
 from plsp_train.data import DATASETS
+from plsp_train.rules import PRESETS
 
 
 def test_every_data_set_has_a_valid_preset() -> None:
@@ -37,7 +38,7 @@ def test_presets_are_the_papers_table(dataset: str, expected: tuple[object, ...]
     assert common == (1.0, 0.01, 0.75, 200, 0.1, 1e-4)
 
 
-def test_what_is_given_overrides_the_preset() -> None:
+def test_given_settings_override_the_preset() -> None:
     assert build_config({"dataset": "fmnist", "k": 7}).k == 7
 
 
@@ -51,11 +52,15 @@ def test_what_is_given_overrides_the_preset() -> None:
         ({"recipe": "mine"}, "recipe must be one of paper, released, got 'mine'"),
         ({"k": 2.5}, "k must be int"),
         ({"k": True}, "k must be int"),
-        ({"dataset": "mnist"}, "dataset must be one of digits"),
+        ({"method": "mine"}, "unknown method 'mine': choose one of cc"),
+        ({"candidates": "mine"}, "unknown candidate generator 'mine'"),
+        ({"folds": 1}, "folds must be at least 2"),
+        ({"folds": 3, "fold": 4}, "fold at most that"),
+        ({"folds": 3, "test_fraction": 0.2}, "give one of them"),
         ({"learning_rate": 1}, "unknown setting 'learning_rate'"),
     ],
 )
-def test_wrong_settings_are_named(given: dict[str, object], message: str) -> None:
+def test_invalid_settings_are_named(given: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build_config(given)
 
@@ -75,10 +80,10 @@ def test_unreadable_files_are_named(tmp_path, name: str, content: str) -> None:
         read_config_file(str(tmp_path / name))
 
 
-def test_settings_survive_json() -> None:
+def test_settings_round_trip_through_json() -> None:
     config = build_config({"dataset": "cifar100", "semantic": False})
     assert Config(**json.loads(json.dumps(config.to_json()))) == config
 
 
-def test_every_setting_explains_itself() -> None:
+def test_every_setting_has_a_help_text() -> None:
     assert all(setting.metadata["help"] for setting in dataclasses.fields(Config))

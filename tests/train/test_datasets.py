@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,14 +15,21 @@ import torch
 from scipy.io import savemat
 from scipy.sparse import csc_matrix
 
-from plsp_train.data import datasets
-from plsp_train.data.datasets import TrainTestData, load_dataset, load_partial_label_mat
-from plsp_train.data.torchvision_compat import import_torchvision
+from plsp_train.config import build_config
+from plsp_train.data import TrainTestData, datasets
+from plsp_train.preparation import load_source, prepare
+from plsp_train.torchvision_compat import import_torchvision
 
 TEST_DATA = os.environ.get("PLSP_TEST_DATA")
-needs_test_data = pytest.mark.skipif(TEST_DATA is None, reason="PLSP_TEST_DATA names no folder")
+needs_test_data = pytest.mark.skipif(TEST_DATA is None, reason="PLSP_TEST_DATA names no directory")
 
 random = np.random.default_rng(0)
+
+
+def load_dataset(name: str, root: str | Path = "data", **settings: Any) -> TrainTestData:
+    """As a run with these settings has it."""
+    given = {"dataset": name, "data_root": str(root), **settings}
+    return prepare(build_config(given), load_source(given))[0]
 
 
 def one_line(error: pytest.ExceptionInfo[BaseException]) -> str:
@@ -32,7 +40,7 @@ def one_line(error: pytest.ExceptionInfo[BaseException]) -> str:
 # ----------------------------------------------------------------------------------------------------- digits
 
 
-def test_digits_are_split_once_and_for_all() -> None:
+def test_digits_have_a_fixed_split() -> None:
     data, again = load_dataset("digits"), load_dataset("digits")
     assert data.train_inputs.shape == (1437, 1, 8, 8)
     assert data.test_inputs.shape == (360, 1, 8, 8)
@@ -60,9 +68,11 @@ def test_digits_need_no_torchvision() -> None:
     program = """
 import sys
 sys.modules["torchvision"] = None
-from plsp_train.data import build_augmentation, load_dataset
+from plsp_train.config import build_config
+from plsp_train.data import build_augmentation
+from plsp_train.preparation import load_source, prepare
 import torch
-data = load_dataset("digits")
+data, _ = prepare(build_config({}), load_source({}))
 build_augmentation(data).strong(data.train_inputs[:4], torch.Generator())
 """
     subprocess.run([sys.executable, "-c", program], check=True)
@@ -78,7 +88,7 @@ def write_idx(path: Path, values: np.ndarray) -> None:
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
 
 
-def write_fashion_mnist(folder: Path, suffix: str = ".gz") -> dict[str, np.ndarray]:
+def write_fashion_mnist(directory: Path, suffix: str = ".gz") -> dict[str, np.ndarray]:
     arrays = {
         "train-images-idx3-ubyte": random.integers(0, 256, (20, 28, 28), dtype=np.uint8),
         "train-labels-idx1-ubyte": random.integers(0, 10, 20, dtype=np.uint8),
@@ -86,7 +96,7 @@ def write_fashion_mnist(folder: Path, suffix: str = ".gz") -> dict[str, np.ndarr
         "t10k-labels-idx1-ubyte": random.integers(0, 10, 7, dtype=np.uint8),
     }
     for name, values in arrays.items():
-        write_idx(folder / f"{name}{suffix}", values)
+        write_idx(directory / f"{name}{suffix}", values)
     return arrays
 
 
@@ -97,9 +107,9 @@ def no_debian_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_debian_package")
 @pytest.mark.parametrize("suffix", [".gz", ""])
-@pytest.mark.parametrize("subfolder", ["FashionMNIST/raw", "."])
-def test_fashion_mnist_is_read_from_idx_files(tmp_path: Path, subfolder: str, suffix: str) -> None:
-    arrays = write_fashion_mnist(tmp_path / subfolder, suffix)
+@pytest.mark.parametrize("subdirectory", ["FashionMNIST/raw", "."])
+def test_fashion_mnist_is_read_from_idx_files(tmp_path: Path, subdirectory: str, suffix: str) -> None:
+    arrays = write_fashion_mnist(tmp_path / subdirectory, suffix)
     data = load_dataset("fmnist", tmp_path)
     assert data.train_inputs.dtype == torch.uint8
     assert data.train_labels.dtype == torch.int64
@@ -110,7 +120,7 @@ def test_fashion_mnist_is_read_from_idx_files(tmp_path: Path, subfolder: str, su
     np.testing.assert_array_equal(data.test_labels, arrays["t10k-labels-idx1-ubyte"])
 
 
-def test_fashion_mnist_is_found_where_debian_puts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fashion_mnist_is_found_in_the_debian_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_fashion_mnist(tmp_path / "package")
     monkeypatch.setattr(datasets, "DEBIAN_FASHION_MNIST", tmp_path / "package")
     assert len(load_dataset("fmnist", tmp_path / "empty").test_inputs) == 7
@@ -160,7 +170,7 @@ def test_damaged_idx_file_is_named(tmp_path: Path, damage: object) -> None:
     write_fashion_mnist(tmp_path)
     path = tmp_path / "train-images-idx3-ubyte.gz"
     path.write_bytes(damage(path.read_bytes()))  # type: ignore[operator]
-    with pytest.raises(ValueError, match=r"train-images-idx3-ubyte\.gz .*fetch it again") as error:
+    with pytest.raises(ValueError, match=r"train-images-idx3-ubyte\.gz .*download it again") as error:
         load_dataset("fmnist", tmp_path)
     one_line(error)
 
@@ -179,29 +189,29 @@ def test_the_real_fashion_mnist(tmp_path: Path) -> None:
 def write_cifar(root: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
     """The python version's layout: rows of 3072 bytes (red, green, blue planes) in pickled dictionaries."""
     if name == "cifar10":
-        folder, key, classes = root / "cifar-10-batches-py", "labels", 10
+        directory, key, classes = root / "cifar-10-batches-py", "labels", 10
         files = {**{f"data_batch_{i}": 4 for i in range(1, 6)}, "test_batch": 6}
         meta = "batches.meta", {"label_names": [str(i) for i in range(classes)]}
     else:
-        folder, key, classes = root / "cifar-100-python", "fine_labels", 100
+        directory, key, classes = root / "cifar-100-python", "fine_labels", 100
         files = {"train": 20, "test": 6}
         meta = "meta", {"fine_label_names": [str(i) for i in range(classes)]}
-    folder.mkdir(parents=True)
+    directory.mkdir(parents=True)
     images, labels = [], []
     for file, count in files.items():
         images.append(random.integers(0, 256, (count, 3072), dtype=np.uint8))
         labels.append(random.integers(0, classes, count).tolist())
-        (folder / file).write_bytes(pickle.dumps({"data": images[-1], key: labels[-1]}, protocol=2))
-    (folder / meta[0]).write_bytes(pickle.dumps(meta[1], protocol=2))
+        (directory / file).write_bytes(pickle.dumps({"data": images[-1], key: labels[-1]}, protocol=2))
+    (directory / meta[0]).write_bytes(pickle.dumps(meta[1], protocol=2))
     return np.vstack(images).reshape(-1, 3, 32, 32), np.concatenate(labels)
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
-@pytest.mark.parametrize("subfolder", [".", "own"])
+@pytest.mark.parametrize("subdirectory", [".", "own"])
 def test_cifar_is_read_from_its_batch_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, subfolder: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, subdirectory: str
 ) -> None:
-    images, labels = write_cifar(tmp_path / (name if subfolder == "own" else "."), name)
+    images, labels = write_cifar(tmp_path / (name if subdirectory == "own" else "."), name)
     monkeypatch.setattr(
         import_torchvision().datasets.cifar, "check_integrity", lambda path, md5=None: os.path.isfile(path)
     )
@@ -271,7 +281,7 @@ def test_unusable_npz_is_explained(tmp_path: Path, changes: dict[str, np.ndarray
     one_line(error)
 
 
-def test_npz_without_the_keys_or_the_file(tmp_path: Path) -> None:
+def test_npz_with_missing_keys_or_missing_file_is_an_error(tmp_path: Path) -> None:
     np.savez(tmp_path / "cifar10.npz", images=np.zeros(3))
     with pytest.raises(ValueError, match="named train_images, train_labels, test_images, test_labels"):
         load_dataset("cifar10", tmp_path)
@@ -318,9 +328,9 @@ def test_partial_label_mat_keeps_its_own_candidate_sets(tmp_path: Path, sparse: 
     assert data.train_candidates is not None
     np.testing.assert_array_equal(data.train_candidates, candidates.T[train_rows] > 0)
     assert data.std[5] == 1.0  # a constant feature
-    again = load_partial_label_mat(tmp_path / "lost.mat")
+    again = load_dataset("lost", tmp_path / "lost.mat")
     assert torch.equal(data.train_inputs, again.train_inputs)
-    other = load_partial_label_mat(tmp_path / "lost.mat", split_seed=1)
+    other = load_dataset("lost", tmp_path, split_seed=1)
     assert not torch.equal(data.train_inputs, other.train_inputs)
 
 
@@ -337,19 +347,9 @@ def test_the_real_partial_label_sets(name: str, instances: int, features: int, c
     assert data.train_candidates.gather(1, data.train_labels[:, None]).all()
 
 
-def test_unusable_mat_is_explained(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"no file .*BirdSong\.mat: put the \.mat file"):
+def test_missing_mat_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"BirdSong\.mat"):
         load_dataset("BirdSong", tmp_path)
-    path = tmp_path / "x.mat"
-    path.write_bytes(b"nonsense" * 40)
-    with pytest.raises(ValueError, match="must be a MATLAB file with data, target and partial_target"):
-        load_partial_label_mat(path)
-    savemat(path, {"data": np.zeros((3, 2)), "target": np.zeros((4, 2)), "partial_target": np.zeros((4, 2))})
-    with pytest.raises(ValueError, match="do not fit together"):
-        load_partial_label_mat(path)
-    savemat(path, {"data": np.ones((9, 2)), "target": np.ones((4, 9)), "partial_target": np.zeros((4, 9))})
-    with pytest.raises(ValueError, match="none may be empty"):
-        load_partial_label_mat(path)
 
 
 # ------------------------------------------------------------------------------------------------ names, recipe
@@ -373,17 +373,15 @@ def test_recipe_released_normalises_as_the_released_code(tmp_path: Path) -> None
     assert (paper.mean, paper.std) == (released.mean, released.std)
 
 
-def test_unknown_names_are_answered_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="unknown dataset 'mnist': choose one of digits, fmnist, cifar10, cifar100"):
-        load_dataset("mnist")
-    with pytest.raises(ValueError, match="unknown recipe 'mine': choose one of paper, released"):
-        load_dataset("digits", recipe="mine")
+def test_error_for_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"neither a benchmark set \(digits, fmnist, cifar10, cifar100, lost"):
+        load_source({"dataset": "mnist"})
 
 
 # ------------------------------------------------------------------------------------------------- torchvision
 
 
-def test_absent_torchvision_is_one_line_with_the_fix(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_torchvision_is_a_one_line_error_with_the_fix(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import_torchvision.cache_clear()
     monkeypatch.setitem(sys.modules, "torchvision", None)
     with pytest.raises(ImportError, match="pip install torchvision") as error:

@@ -16,11 +16,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from plsp_train import checkpoint
+from plsp_train import files
 from plsp_train.cli import main
-from plsp_train.distributed import agree, average_gradients, process_group, share_out
+from plsp_train.distributed import agree, average_gradients, process_group
 from plsp_train.engine import Engine
 from plsp_train.models import Network, build_model
+from plsp_train.sharding import shard_features
 from small_runs import SMALL, metrics, run
 
 RANKS = 2
@@ -58,7 +59,7 @@ def _check_gradients(name: str, shape: tuple[int, ...], count: int) -> None:
     torch.manual_seed(0)
     alone = build_model(name, shape, 3).double()
     shared = copy.deepcopy(alone)
-    share_out(shared)
+    shard_features(shared)
     inputs = torch.randn(count, *shape, dtype=torch.float64)
     for network in (alone, shared):
         optimizer = torch.optim.SGD(network.parameters(), lr=1e-3)
@@ -75,7 +76,7 @@ def _check_gradients(name: str, shape: tuple[int, ...], count: int) -> None:
 
 def _check_copies() -> None:
     network = build_model("mlp", (4,), 3)
-    share_out(network)
+    shard_features(network)
     clone = copy.deepcopy(network)
     with torch.no_grad():
         for parameter in clone.parameters():
@@ -89,10 +90,10 @@ def _check_copies() -> None:
     assert rows == [2 + dist.get_rank()], "the copy is shared out too"
 
 
-def _work(rank: int, folder: Path, ports: list[int]) -> None:
+def _work(rank: int, directory: Path, ports: list[int]) -> None:
     """All that two ranks do in these tests, one after the other; exit codes go to a file per rank."""
     torch.set_num_threads(1)
-    sys.stderr = sys.stdout = open(folder / f"rank{rank}.txt", "w")  # noqa: SIM115
+    sys.stderr = sys.stdout = open(directory / f"rank{rank}.txt", "w")  # noqa: SIM115
     codes: dict[str, int] = {}
 
     _as_torchrun_does(rank, ports)
@@ -105,8 +106,8 @@ def _work(rank: int, folder: Path, ports: list[int]) -> None:
 
     def train(name: str, *arguments: str) -> None:
         _as_torchrun_does(rank, ports)
-        codes[name] = run(folder / name, *arguments)
-        (folder / f"rank{rank}.json").write_text(json.dumps(codes))
+        codes[name] = run(directory / name, *arguments)
+        (directory / f"rank{rank}.json").write_text(json.dumps(codes))
 
     train("whole", *UNEVEN)
     train("pico", *PICO)
@@ -127,20 +128,20 @@ def _work(rank: int, folder: Path, ports: list[int]) -> None:
         raise OSError("No space left on device")
 
     if rank == 0:
-        checkpoint.os.fsync = full  # type: ignore[attr-defined]
+        files.os.fsync = full  # type: ignore[attr-defined]
     train("full")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("ranks")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("ranks")
     ports = [_free_port() for _ in range(6)]
-    torch.multiprocessing.spawn(_work, args=(folder, ports), nprocs=RANKS)  # raises what a rank raised
-    return folder
+    torch.multiprocessing.spawn(_work, args=(directory, ports), nprocs=RANKS)  # raises what a rank raised
+    return directory
 
 
-def _codes(folder: Path, name: str) -> list[int]:
-    return [json.loads((folder / f"rank{rank}.json").read_text())[name] for rank in range(RANKS)]
+def _codes(directory: Path, name: str) -> list[int]:
+    return [json.loads((directory / f"rank{rank}.json").read_text())[name] for rank in range(RANKS)]
 
 
 def _assert_same_numbers(one: Path, two: Path) -> None:
@@ -151,35 +152,35 @@ def _assert_same_numbers(one: Path, two: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "arguments"), [("whole", UNEVEN), ("pico", PICO)])
-def test_two_ranks_come_to_the_numbers_of_one(tmp_path, folder: Path, name: str, arguments: list[str]) -> None:
-    assert _codes(folder, name) == [0, 0]
+def test_two_ranks_reproduce_the_numbers_of_one(tmp_path, directory: Path, name: str, arguments: list[str]) -> None:
+    assert _codes(directory, name) == [0, 0]
     assert run(tmp_path / "one", *arguments) == 0
-    _assert_same_numbers(tmp_path / "one", folder / name)
-    assert json.loads((folder / name / "summary.json").read_text())["ranks"] == RANKS
+    _assert_same_numbers(tmp_path / "one", directory / name)
+    assert json.loads((directory / name / "summary.json").read_text())["ranks"] == RANKS
 
 
-def test_rank_0_alone_prints(folder: Path) -> None:
-    texts = [(folder / f"rank{rank}.txt").read_text() for rank in range(RANKS)]
+def test_only_rank_0_prints(directory: Path) -> None:
+    texts = [(directory / f"rank{rank}.txt").read_text() for rank in range(RANKS)]
     assert texts[0].count("the loss became") == 1
     assert "epoch 4/4" in texts[0]
     assert texts[1].splitlines()[:-1] == [], "all but the error of the last run"
 
 
-def test_a_loss_that_is_not_finite_stops_both_ranks(folder: Path) -> None:
-    assert _codes(folder, "diverging") == [1, 1]
+def test_a_non_finite_loss_stops_both_ranks(directory: Path) -> None:
+    assert _codes(directory, "diverging") == [1, 1]
 
 
-def test_a_signal_to_one_rank_stops_both_at_that_step_and_one_rank_can_resume(tmp_path, folder: Path) -> None:
-    assert _codes(folder, "stopped") == [143, 143]
-    assert torch.load(folder / "stopped" / "checkpoint.pt", weights_only=True)["steps_done"] == STOP_AT[-1]
-    assert main([*SMALL, *UNEVEN, "--resume", "--out", str(folder / "stopped")]) == 0
-    _assert_same_numbers(folder / "stopped", folder / "whole")
+def test_a_signal_to_one_rank_stops_both_at_the_same_step_and_one_rank_can_resume(tmp_path, directory: Path) -> None:
+    assert _codes(directory, "stopped") == [143, 143]
+    assert torch.load(directory / "stopped" / "checkpoint.pt", weights_only=True)["steps_done"] == STOP_AT[-1]
+    assert main([*SMALL, *UNEVEN, "--resume", "--out", str(directory / "stopped")]) == 0
+    _assert_same_numbers(directory / "stopped", directory / "whole")
 
 
-def test_an_error_of_one_rank_ends_both(folder: Path) -> None:
-    assert _codes(folder, "full") == [2, 1]
-    assert "No space left on device" in (folder / "rank0.txt").read_text()
-    assert "cannot reach the other ranks" in (folder / "rank1.txt").read_text()
+def test_an_error_on_one_rank_stops_both(directory: Path) -> None:
+    assert _codes(directory, "full") == [2, 1]
+    assert "No space left on device" in (directory / "rank0.txt").read_text()
+    assert "cannot reach the other ranks" in (directory / "rank1.txt").read_text()
 
 
 def test_torchrun_starts_the_ranks(tmp_path) -> None:

@@ -2,17 +2,15 @@
 
 import json
 import math
-import signal
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from plsp_train import report
+from plsp_train import console
 from plsp_train.cli import main
-from plsp_train.config import METHOD_PRESETS, build_config
-from plsp_train.engine import Engine
+from plsp_train.config import build_config, read_config_file
 from plsp_train.methods import METHODS, build_method
 from plsp_train.methods.losses import (
     candidate_cross_entropy,
@@ -22,7 +20,8 @@ from plsp_train.methods.losses import (
     softmax_within,
     uniform_confidences,
 )
-from small_runs import SMALL, digits_task, metrics, run
+from plsp_train.runs import read_config
+from small_runs import SMALL, digits_task, metrics, run, run_interrupted
 
 COMPARED = [name for name in METHODS if name != "plsp"]
 REFINED_AFTER_STEP = ["rc", "lws", "cavl"]
@@ -31,7 +30,7 @@ REFINED_AFTER_STEP = ["rc", "lws", "cavl"]
 @pytest.fixture(autouse=True)
 def _no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
     """To draw them takes longer than the runs here."""
-    monkeypatch.setattr(report, "draw_curves", lambda *_: True)
+    monkeypatch.setattr(console, "draw_curves", lambda *_: True)
 
 
 def _batch(rows: int = 7, classes: int = 5) -> tuple[Tensor, Tensor, Tensor]:
@@ -59,13 +58,13 @@ def test_candidate_likelihood_is_minus_log_of_the_candidates_probability() -> No
     assert candidate_likelihood_loss(logits, candidates).item() == pytest.approx(expected, rel=1e-12)
 
 
-def test_confidence_cross_entropy_weighs_minus_log_p() -> None:
+def test_confidence_cross_entropy_is_the_weighted_log_likelihood() -> None:
     logits, _, weights = _batch()
     expected = _mean_of_rows(logits, lambda i, p: -sum(weights[i, j].item() * math.log(p[j]) for j in range(len(p))))
     assert confidence_cross_entropy(logits, weights).item() == pytest.approx(expected, rel=1e-12)
 
 
-def test_leveraged_loss_weighs_a_sigmoid_inside_and_outside_the_candidates() -> None:
+def test_leveraged_loss_weights_sigmoids_inside_and_outside_the_candidates() -> None:
     logits, candidates, weights = _batch()
 
     def of_row(i: int, _: list[float]) -> float:
@@ -133,7 +132,7 @@ def test_confidences_are_a_distribution_over_the_candidates(name: str, scale: fl
 
 
 @pytest.mark.parametrize("name", ["rc", "proden", "lws", "cavl"])
-def test_a_candidate_whose_confidence_underflowed_can_come_back(name: str) -> None:
+def test_an_underflowed_confidence_can_recover(name: str) -> None:
     method, index = _method(name), torch.arange(64)
     inside = method.task.candidates[index]
     first, last = inside.float().argmax(1), 9 - inside.flip(1).float().argmax(1)
@@ -150,7 +149,7 @@ def test_confidences_start_uniform_over_the_candidates() -> None:
     assert (_method("lws").confidences == 0.1).all()
 
 
-def test_cavl_takes_a_candidate_even_where_all_activations_are_negative() -> None:
+def test_cavl_selects_a_candidate_even_if_all_activations_are_negative() -> None:
     method = _method("cavl")
     candidates = torch.tensor([[True, True] + [False] * 8])
     logits = torch.tensor([[-3.0, -2.0] + [0.0] * 8])
@@ -158,7 +157,7 @@ def test_cavl_takes_a_candidate_even_where_all_activations_are_negative() -> Non
 
 
 @pytest.mark.parametrize("name", REFINED_AFTER_STEP)
-def test_the_second_look_is_at_the_moved_network_and_leaves_batch_norm_alone(name: str) -> None:
+def test_refinement_uses_the_updated_network_and_leaves_batch_norm_statistics_unchanged(name: str) -> None:
     method = _method(name)
     model = method.task.model.train()
     method.start_epoch("train", 1)
@@ -177,14 +176,14 @@ def test_the_second_look_is_at_the_moved_network_and_leaves_batch_norm_alone(nam
 
 @pytest.mark.parametrize("name", COMPARED)
 def test_an_epoch_sees_no_instance_twice(name: str) -> None:
-    method = _method(name, pretrain_batch=100)
+    method = _method(name, batch_size=100)
     method.start_epoch("train", 1)
     seen = torch.cat([method.draw()[0] for _ in range(method.num_iterations("train"))])
     assert len(seen) == len(seen.unique()) == 1400
 
 
 def test_a_batch_is_never_larger_than_the_training_set() -> None:
-    method = _method("df", pretrain_batch=10**6)
+    method = _method("df", batch_size=10**6)
     assert method.num_iterations("train") == 1
     assert len(method.draw()[0]) == len(method.task.inputs)
 
@@ -203,23 +202,36 @@ def test_learning_rates(name: str) -> None:
         assert rates == [0.1] * 5
 
 
-def test_every_method_has_a_preset_which_what_is_given_overrides() -> None:
-    assert list(METHODS) == list(METHOD_PRESETS)
-    for name, preset in METHOD_PRESETS.items():
+def test_given_settings_override_the_defaults_of_a_method() -> None:
+    for name, method in METHODS.items():
         config = build_config({"method": name}).to_json()
-        assert {key: config[key] for key in preset} == preset
+        assert {key: config[key] for key in method.defaults} == method.defaults
         assert build_config({"method": name, "lr": 0.003}).lr == 0.003
+
+
+def test_help_describes_every_method(capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    for name, method in METHODS.items():
+        assert [name, method.help] in lines
+
+
+def test_batch_size_comes_from_the_data_set() -> None:
+    for dataset, batch_size in (("digits", 64), ("fmnist", 256), ("cifar10", 256), ("cifar100", 64), ("lost", 64)):
+        config = build_config({"dataset": dataset, "method": "cc"})
+        assert config.batch_size == config.pretrain_batch == batch_size
 
 
 def test_an_unknown_method_is_a_one_line_error_that_names_the_choices(capsys) -> None:
     assert main(["--method", "guess"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert "method must be one of plsp, df, cc, rc, proden, lws, cavl, pico, got 'guess'" in error
+    assert "unknown method 'guess': choose one of cc, rc, proden, lws, cavl, pico, df, plsp" in error
 
 
 @pytest.mark.parametrize("name", COMPARED)
-def test_the_first_epochs_learn(tmp_path, name: str) -> None:
+def test_the_loss_falls_in_the_first_epochs(tmp_path, name: str) -> None:
     out = tmp_path / "run"
     assert main(["--method", name, "--epochs", "6", "--out", str(out)]) == 0
     lines = metrics(out)
@@ -233,20 +245,10 @@ def test_the_first_epochs_learn(tmp_path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMPARED)
-def test_a_stop_in_the_middle_of_an_epoch_is_bit_exact(tmp_path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_run_stopped_mid_epoch_resumes_bit_for_bit(tmp_path, name: str) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert run(whole, "--method", name) == 0
-    step = Engine._step
-
-    def stop_after(self: Engine, stage: str, epoch: int):  # type: ignore[no-untyped-def]
-        if (epoch, self.steps_done) == (2, 2):
-            self.stop_signal = signal.SIGINT
-        return step(self, stage, epoch)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Engine, "_step", stop_after)
-        assert run(broken, "--method", name) == 130
-    assert torch.load(broken / "checkpoint.pt", weights_only=True)["steps_done"] == 3
+    run_interrupted(broken, "--method", name)
     assert run(broken, "--resume") == 0
     assert metrics(broken) == metrics(whole)
     ends = [torch.load(out / "checkpoint.pt", weights_only=True) for out in (whole, broken)]
@@ -263,7 +265,7 @@ def test_confidences_are_float32_under_autocast(tmp_path, name: str) -> None:
     assert torch.isfinite(confidences).all()
 
 
-def test_a_run_from_before_there_were_methods_resumes_as_plsp(tmp_path, capsys) -> None:
+def test_a_run_without_a_stored_method_resumes_as_plsp(tmp_path, capsys) -> None:
     out = tmp_path / "run"
     assert run(out) == 0
     stored = json.loads((out / "config.json").read_text())
@@ -275,7 +277,18 @@ def test_a_run_from_before_there_were_methods_resumes_as_plsp(tmp_path, capsys) 
     assert run(out, "--resume") == 0
 
 
-def test_the_folder_of_a_run_names_the_method_unless_it_is_plsp(tmp_path, monkeypatch) -> None:
+def test_a_run_without_a_stored_batch_size_resumes_with_its_pretrain_batch(tmp_path) -> None:
+    out = tmp_path / "run"
+    assert run(out, "--method", "df", "--batch-size", "100") == 0
+    whole, stored = metrics(out), json.loads((out / "config.json").read_text())
+    del stored["batch_size"]
+    (out / "config.json").write_text(json.dumps(stored | {"pretrain_batch": 100}))
+    assert read_config(out).batch_size == read_config_file(str(out / "config.json"))["batch_size"] == 100
+    assert main(["--resume", "--out", str(out)]) == 0
+    assert metrics(out) == whole
+
+
+def test_default_directory_names_the_method_unless_it_is_plsp(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("plsp", "proden"):
         assert main([*SMALL, "--epochs", "1", "--iterations", "1", "--method", name]) == 0

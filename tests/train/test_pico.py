@@ -22,7 +22,7 @@ def _queue(size: int, batch: int) -> KeyQueue:
     return KeyQueue(size, 6, torch.device("cpu"), torch.Generator().manual_seed(0))
 
 
-def test_prototypes_move_as_by_one_sample_after_the_other() -> None:
+def test_prototype_update_equals_one_sample_at_a_time() -> None:
     old, embeddings = _unit_vectors(5), _unit_vectors(40, seed=1)
     labels = torch.randint(4, (40,), generator=torch.Generator().manual_seed(2))  # class 4 has no sample
     expected = old.clone()
@@ -44,7 +44,7 @@ def test_same_label_contrast_is_the_mean_over_positives() -> None:
     assert same_label_contrast(pool, labels, 4).item() == pytest.approx(total / 4, rel=1e-12)
 
 
-def test_own_key_contrast_is_against_the_queue_alone() -> None:
+def test_own_key_contrast_uses_only_the_queue_as_negatives() -> None:
     pool = _unit_vectors(12)
     total = 0.0
     for i in range(4):
@@ -73,7 +73,7 @@ def test_the_queue_replaces_its_oldest_keys() -> None:
 
 @pytest.mark.parametrize(("batch", "size"), [(64, 1408), (1000, 1000), (10**6, 1437)])
 def test_the_queue_is_a_multiple_of_the_batch_and_fits_the_training_set(batch: int, size: int) -> None:
-    assert len(PiCO(digits_task(method="pico", pretrain_batch=batch)).queue.labels) == size
+    assert len(PiCO(digits_task(method="pico", batch_size=batch)).queue.labels) == size
 
 
 def _method_after_steps(steps: int, epoch: int = 1) -> PiCO:
@@ -106,7 +106,7 @@ def test_the_head_is_trained_by_the_engine_and_by_the_loss() -> None:
     assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in head)
 
 
-def test_prototypes_are_followed_from_the_second_epoch_on() -> None:
+def test_prototypes_update_confidences_from_the_second_epoch() -> None:
     method = _method_after_steps(2)
     uniform = method.confidences.clone()
     assert torch.equal(uniform, PiCO(digits_task(method="pico")).confidences)
@@ -123,7 +123,7 @@ def test_prototypes_are_followed_from_the_second_epoch_on() -> None:
     assert (method.confidences[~candidates] == 0).all()
 
 
-def test_the_confidence_momentum_falls_linearly() -> None:
+def test_confidence_momentum_decreases_linearly() -> None:
     method = PiCO(digits_task(method="pico", epochs=100))
     assert [method.confidence_momentum(epoch) for epoch in (1, 51)] == pytest.approx([0.95, 0.875])
     assert method.confidence_momentum(100) == pytest.approx(0.8015)

@@ -6,10 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from plsp_kernels import SemanticUpperBoundLoss
 from plsp_train.cli import main
 from plsp_train.methods import PLSP
 from plsp_train.methods.losses import candidate_cross_entropy, complementary_loss
-from plsp_train.methods.plsp import plain_loss
+from plsp_train.methods.plain_loss import plain_loss
 from plsp_train.methods.selection import select_reliable
 from small_runs import digits_task, metrics
 
@@ -77,9 +78,10 @@ def test_plain_loss_is_the_objective_with_softmax() -> None:
     labels = torch.randint(6, (4,), generator=generator)
     candidates = torch.rand(9, 6, generator=generator) < 0.5
     candidates[:, 0] = True
-    thresholds = torch.full((6,), 0.4)
-    options = {"labeled_candidates": None, "argmax_in_candidates": True}
-    loss = plain_loss(labeled, weak, strong, labels, candidates, thresholds=thresholds, ss_weight=0.3, **options)
+    state = SemanticUpperBoundLoss(6, 6, 2, threshold=0.4)
+    state.curriculum.update(torch.arange(6), torch.arange(6), torch.ones(6, dtype=torch.bool))
+    assert state.curriculum.thresholds.tolist() == pytest.approx([0.4] * 6)
+    loss = plain_loss((labeled, weak, strong), labels, candidates, state, ss_weight=0.3)
     probability = weak.softmax(1)
     best = probability.argmax(1)
     mask = (probability.max(1).values >= 0.4) & candidates[torch.arange(9), best]
@@ -116,7 +118,7 @@ def test_schedules_of_the_released_code() -> None:
 
 def test_recipes_differ_where_they_should() -> None:
     paper, released = _method(), _method(recipe="released")
-    assert (paper.curriculum.mapping, released.curriculum.mapping) == ("linear", "convex")
+    assert (paper.loss.curriculum.mapping, released.loss.curriculum.mapping) == ("linear", "convex")
     for method in (paper, released):
         method.start_epoch("pretrain", 1)
     plain, extended = (method.step("pretrain", 1).loss.item() for method in (paper, released))
@@ -145,7 +147,7 @@ def test_a_step_updates_covariance_and_curriculum() -> None:
     method = _method(k=50)
     method.start_epoch("train", 1)
     method.step("train", 1)
-    assert method.covariance.count.sum() == method.task.config.labeled_batch
+    assert method.loss.covariance.count.sum() == method.task.config.labeled_batch
 
 
 def test_the_default_run_on_digits_disambiguates(tmp_path) -> None:

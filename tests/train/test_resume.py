@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from plsp_train import checkpoint
+from plsp_train import files
 from plsp_train.engine import Engine
-from plsp_train.runs import sole_use
-from small_runs import metrics, run, start
+from plsp_train.runs import locked
+from small_runs import metrics, run, run_interrupted, start
 
 LONG = ["--epochs", "6", "--iterations", "60"]
 
@@ -52,7 +52,9 @@ def test_a_killed_run_resumes_to_the_same_metrics(tmp_path, uninterrupted) -> No
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_stopped_run_saves_says_how_to_resume_and_does(tmp_path, uninterrupted, number: int, code: int) -> None:
+def test_a_stopped_run_saves_and_resumes_with_the_printed_command(
+    tmp_path, uninterrupted, number: int, code: int
+) -> None:
     out = tmp_path / "run"
     process = start(out, *LONG)
     _wait_for_lines(out, 2, process)
@@ -69,28 +71,17 @@ class _Stop(Exception):
 
 
 @pytest.mark.parametrize("steps", [1, 4, 5])
-def test_a_stop_in_the_middle_of_an_epoch_is_bit_exact(tmp_path, monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+def test_a_run_stopped_mid_epoch_resumes_bit_for_bit(tmp_path, steps: int) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert run(whole) == 0
-    step = Engine._step
-
-    def stop_after(self: Engine, stage: str, epoch: int):  # type: ignore[no-untyped-def]
-        result = step(self, stage, epoch)
-        if (stage, epoch, self.steps_done + 1) == ("train", 2, steps):
-            self.stop_signal = signal.SIGINT
-        return result
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Engine, "_step", stop_after)
-        assert run(broken) == 130
-    assert torch.load(broken / "checkpoint.pt", weights_only=True)["steps_done"] == steps
+    run_interrupted(broken, steps=steps)
     assert run(broken, "--resume") == 0
     assert metrics(broken) == metrics(whole)
     weights = [torch.load(out / "model.pt", weights_only=True)["state_dict"] for out in (whole, broken)]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-def test_a_kill_during_the_write_of_a_checkpoint_leaves_the_old_one(tmp_path, monkeypatch) -> None:
+def test_a_kill_while_writing_a_checkpoint_keeps_the_old_one(tmp_path, monkeypatch) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert run(whole) == 0
     real, calls = os.replace, []
@@ -102,7 +93,7 @@ def test_a_kill_during_the_write_of_a_checkpoint_leaves_the_old_one(tmp_path, mo
         real(source, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint.os, "replace", die_at_the_third)
+        patch.setattr(files.os, "replace", die_at_the_third)
         with pytest.raises(_Stop):
             run(broken)
     (broken / "checkpoint.pt.new").write_bytes(b"half a checkpoint")
@@ -110,26 +101,26 @@ def test_a_kill_during_the_write_of_a_checkpoint_leaves_the_old_one(tmp_path, mo
     assert metrics(broken) == metrics(whole)
 
 
-def test_a_folder_that_a_process_works_in_is_refused(tmp_path, capsys) -> None:
+def test_a_locked_directory_is_refused(tmp_path, capsys) -> None:
     out = tmp_path / "run"
     out.mkdir()
     for arguments in ([], ["--resume"]):
-        with sole_use(out):
+        with locked(out):
             before = {path: path.read_bytes() for path in out.iterdir()}
             capsys.readouterr()
             assert run(out, *arguments) == 2
             error = capsys.readouterr().err
-            assert f"another process is at work in {out}" in error
+            assert f"another process is using {out}" in error
             assert error.count("\n") == 1
             assert {path: path.read_bytes() for path in out.iterdir()} == before
         assert run(out, *arguments) == 0
 
 
-def test_a_run_claims_its_folder_as_long_as_it_works(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_locks_its_directory_until_it_ends(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, step, refusals = tmp_path / "run", Engine._step, []
 
     def look_first(self: Engine, stage: str, epoch: int):  # type: ignore[no-untyped-def]
-        with pytest.raises(ValueError, match="at work"), sole_use(out):
+        with pytest.raises(ValueError, match="is using"), locked(out):
             pass
         refusals.append(stage)
         return step(self, stage, epoch)
@@ -137,7 +128,7 @@ def test_a_run_claims_its_folder_as_long_as_it_works(tmp_path, monkeypatch: pyte
     monkeypatch.setattr(Engine, "_step", look_first)
     assert run(out) == 0
     assert {"pretrain", "train"} == set(refusals)
-    with sole_use(out):
+    with locked(out):
         pass
 
 
@@ -152,7 +143,7 @@ def test_a_full_disk_is_a_one_line_error_and_keeps_the_last_checkpoint(tmp_path,
         real(descriptor)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint.os, "fsync", full)
+        patch.setattr(files.os, "fsync", full)
         assert run(out) == 2
     error = capsys.readouterr().err
     assert "No space left on device" in error
@@ -161,7 +152,7 @@ def test_a_full_disk_is_a_one_line_error_and_keeps_the_last_checkpoint(tmp_path,
     assert run(out, "--resume") == 0
 
 
-def test_resuming_with_other_settings_names_them(tmp_path, capsys) -> None:
+def test_resuming_with_other_settings_is_an_error_that_names_them(tmp_path, capsys) -> None:
     out = tmp_path / "run"
     assert run(out) == 0
     capsys.readouterr()
@@ -182,7 +173,7 @@ def test_a_damaged_checkpoint_is_a_one_line_error(tmp_path, capsys) -> None:
     assert error.count("\n") == 1
 
 
-def test_a_finished_run_resumes_to_itself(tmp_path) -> None:
+def test_resuming_a_finished_run_changes_nothing(tmp_path) -> None:
     out = tmp_path / "run"
     assert run(out) == 0
     before = metrics(out)
@@ -190,7 +181,7 @@ def test_a_finished_run_resumes_to_itself(tmp_path) -> None:
     assert metrics(out) == before
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(tmp_path, capsys) -> None:
+def test_a_non_finite_loss_stops_the_run_and_keeps_the_checkpoint(tmp_path, capsys) -> None:
     out = tmp_path / "run"
     assert run(out, "--lr", "1e18") == 1
     error = capsys.readouterr().err
@@ -199,7 +190,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(tmp_pa
     assert error.count("\n") == 1
 
 
-def test_two_runs_of_one_seed_agree_and_of_two_seeds_do_not(tmp_path) -> None:
+def test_runs_agree_if_and_only_if_their_seeds_do(tmp_path) -> None:
     for name, seed in (("a", "5"), ("b", "5"), ("c", "6")):
         assert run(tmp_path / name, "--seed", seed) == 0
     assert metrics(tmp_path / "a") == metrics(tmp_path / "b")

@@ -42,7 +42,7 @@ def test_every_combination_is_a_run_named_by_its_settings(tmp_path, capsys) -> N
     assert not any(tmp_path.iterdir()), "a dry run leaves nothing behind"
 
 
-def test_settings_without_effect_make_no_further_runs(tmp_path, capsys) -> None:
+def test_settings_without_effect_add_no_runs(tmp_path, capsys) -> None:
     out = ["--out", str(tmp_path)]
     assert _names(capsys, "--candidates", "uss", "fps", "--flip-probability", "0.3", "0.7", *out) == [
         "plsp-digits-uss-seed0",
@@ -61,7 +61,7 @@ def test_settings_without_effect_make_no_further_runs(tmp_path, capsys) -> None:
     ]
 
 
-def test_booleans_take_values(tmp_path, capsys) -> None:
+def test_booleans_take_true_or_false(tmp_path, capsys) -> None:
     assert _names(capsys, "--semantic", "true", "false", "--out", str(tmp_path)) == [
         "plsp-digits-fps0.5-semantic-seed0",
         "plsp-digits-fps0.5-no_semantic-seed0",
@@ -79,7 +79,7 @@ def test_the_arguments_of_a_run_give_its_settings(tmp_path, capsys) -> None:
     (planned,) = expand({"semantic": [False], "lr": [1e-5]}, {"download": True, "data_root": "-odd"}, tmp_path)
     assert plsp_train.cli.main([*planned.arguments(), "--print-config"]) == 0
     config = json.loads(capsys.readouterr().out)
-    wanted = {"semantic": False, "lr": 1e-5, "download": True, "data_root": "-odd", "out": str(planned.folder)}
+    wanted = {"semantic": False, "lr": 1e-5, "download": True, "data_root": "-odd", "out": str(planned.directory)}
     assert config == build_config(wanted).to_json()
 
 
@@ -98,12 +98,14 @@ def test_help_lists_every_setting(capsys) -> None:
         (["--jobs", "0"], "--jobs must be at least 1"),
         (["--paper-grid", "--weight-decay", "0"], "--paper-grid sets --weight-decay itself"),
         (["--k", "5", "--", "--k", "6"], "--k is given before and after --"),
-        (["--", "--resume"], "--resume cannot stand after --"),
-        (["--", "--out", "elsewhere"], "--out cannot stand after --"),
+        (["--", "--resume"], "--resume is not allowed after --"),
+        (["--", "--out", "elsewhere"], "--out is not allowed after --"),
         (["--", "--config", "missing.toml"], "missing.toml"),
     ],
 )
-def test_wrong_input_is_one_line_before_any_run_starts(tmp_path, monkeypatch, capsys, arguments, message) -> None:
+def test_invalid_input_is_a_one_line_error_before_any_run_starts(
+    tmp_path, monkeypatch, capsys, arguments, message
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
     error = capsys.readouterr().err
@@ -113,7 +115,7 @@ def test_wrong_input_is_one_line_before_any_run_starts(tmp_path, monkeypatch, ca
     assert not any(tmp_path.iterdir())
 
 
-def test_settings_from_a_file_hold_for_all_runs_unless_the_grid_sets_them(tmp_path, capsys) -> None:
+def test_settings_from_a_file_apply_to_all_runs_unless_the_grid_sets_them(tmp_path, capsys) -> None:
     (tmp_path / "c.toml").write_text('candidates = "uss"\nout = "elsewhere"\nseed = 5\n')
     assert _names(capsys, "--seed", "1", "2", "--", "--config", str(tmp_path / "c.toml")) == [
         "plsp-digits-uss-seed1",
@@ -126,14 +128,14 @@ def test_settings_from_a_file_hold_for_all_runs_unless_the_grid_sets_them(tmp_pa
 
 @pytest.fixture(scope="module")
 def half_failed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, str, str]:
-    """A sweep of a run that diverges and one that does not: its folder, exit code, output and errors."""
+    """A sweep of a run that diverges and one that does not: its directory, exit code, output and errors."""
     out, shown, errors = tmp_path_factory.mktemp("sweep"), io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(errors):
         exit_code = main(["--out", str(out), "--jobs", "2", "--lr", DIVERGING, "0.05", "--", *SMALL])
     return out, exit_code, shown.getvalue(), errors.getvalue()
 
 
-def test_a_failing_run_is_reported_and_stops_no_other(half_failed) -> None:
+def test_a_failing_run_is_reported_and_does_not_stop_others(half_failed) -> None:
     out, exit_code, shown, errors = half_failed
     assert exit_code == 1
     (failure,) = errors.splitlines()
@@ -146,14 +148,14 @@ def test_a_failing_run_is_reported_and_stops_no_other(half_failed) -> None:
     assert "candidate sets of" in (good / "log.txt").read_text(), "what the run said is in its log"
 
 
-def test_a_finished_run_is_left_alone(half_failed, monkeypatch, capsys) -> None:
+def test_a_finished_run_is_skipped(half_failed, monkeypatch, capsys) -> None:
     out = half_failed[0]
     monkeypatch.setattr(runner, "_start", None)
     assert main(["--out", str(out), "--lr", "0.05", "--", *SMALL]) == 0
-    assert "1 of 1 runs are finished already" in capsys.readouterr().out
+    assert "1 of 1 runs are already finished" in capsys.readouterr().out
 
 
-def test_a_folder_of_other_settings_is_an_error_that_names_them(half_failed, monkeypatch, capsys) -> None:
+def test_a_directory_with_other_settings_is_an_error_that_names_them(half_failed, monkeypatch, capsys) -> None:
     out = half_failed[0]
     monkeypatch.setattr(runner, "_start", None)
     assert main(["--out", str(out), "--lr", "0.05", "0.1", "--", *SMALL, "--k", "9"]) == 2
@@ -162,13 +164,13 @@ def test_a_folder_of_other_settings_is_an_error_that_names_them(half_failed, mon
     assert error.count("\n") == 1
 
 
-def test_a_broken_run_is_resumed(half_failed, tmp_path, capsys) -> None:
+def test_an_interrupted_run_is_resumed(half_failed, tmp_path, capsys) -> None:
     name = "plsp-digits-fps0.5-lr0.05-seed0"
     whole, broken = half_failed[0] / name, tmp_path / name
     shutil.copytree(whole, broken)
     (broken / "summary.json").unlink()
     assert main(["--out", str(tmp_path), "--lr", "0.05", "--dry-run", "--", *SMALL]) == 0
-    assert capsys.readouterr().out.split() == ["broken", name]
+    assert capsys.readouterr().out.split() == ["interrupted", name]
     assert main(["--out", str(tmp_path), "--lr", "0.05", "--", *SMALL]) == 0
     assert f"resuming {broken}" in (broken / "log.txt").read_text()
     assert metrics(broken) == metrics(whole)
@@ -208,7 +210,7 @@ class _FakeProcess:
 
 
 @pytest.mark.parametrize(("jobs", "threads"), [(1, "8"), (2, "4"), (3, "2"), (100, "1")])
-def test_jobs_bound_the_processes_and_share_the_cores(tmp_path, monkeypatch, jobs: int, threads: str) -> None:
+def test_jobs_limit_the_processes_and_share_the_cores(tmp_path, monkeypatch, jobs: int, threads: str) -> None:
     started: list[_FakeProcess] = []
     side_by_side: list[int] = []
 
@@ -228,7 +230,7 @@ def test_jobs_bound_the_processes_and_share_the_cores(tmp_path, monkeypatch, job
     assert max(side_by_side) == min(jobs, 10)
 
 
-def test_the_users_number_of_threads_is_kept(tmp_path, monkeypatch) -> None:
+def test_omp_num_threads_of_the_user_is_kept(tmp_path, monkeypatch) -> None:
     seen = []
 
     def start(planned: GridRun, environment: dict[str, str]) -> _FakeProcess:

@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import ttest_rel
 
 from plsp_train.config import build_config
-from plsp_train.runs import Ambiguity
+from plsp_train.data import Ambiguity
 from plsp_train.table.cli import main
 from plsp_train.table.finished import FinishedRun, read_runs
 from plsp_train.table.published import published_numbers
@@ -52,10 +52,10 @@ def cell(found: Table, row: str, column: str) -> Cell:
     return dict(found.rows)[row][found.columns.index(column)]
 
 
-def write_run(folder: Path, run: FinishedRun) -> None:
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(run.config.to_json()))
-    (folder / "summary.json").write_text(json.dumps(run.summary))
+def write_run(directory: Path, run: FinishedRun) -> None:
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text(json.dumps(run.config.to_json()))
+    (directory / "summary.json").write_text(json.dumps(run.summary))
 
 
 # ---------------------------------------------------------------------------------------------------------- statistics
@@ -68,7 +68,7 @@ def test_mean_and_sample_std() -> None:
     assert mean_and_std([0.5]) == (0.5, None)
 
 
-def test_the_t_test_pairs_by_seed_and_tells_the_direction() -> None:
+def test_t_test_pairs_by_seed_and_gives_the_direction() -> None:
     ours, theirs = dict(enumerate(BETTER)), dict(enumerate(WORSE))
     assert ttest_rel(BETTER, WORSE).pvalue < 0.01
     assert significant_gain(ours, theirs) == 1
@@ -77,7 +77,7 @@ def test_the_t_test_pairs_by_seed_and_tells_the_direction() -> None:
     assert significant_gain(ours, {seed + 4: value for seed, value in theirs.items()}) == 0, "one common seed"
 
 
-def test_the_t_test_is_two_sided_at_one_percent() -> None:
+def test_t_test_is_two_sided_at_one_percent() -> None:
     theirs = [0.0, 0.0, 0.0, 0.0, 0.0]
     for ours, significant in (([1.0, 2.0, 3.0, 1.0, 2.0], True), ([1.0, 2.0, 4.0, 1.0, 2.0], False)):
         pvalue = ttest_rel(ours, theirs).pvalue
@@ -87,7 +87,7 @@ def test_the_t_test_is_two_sided_at_one_percent() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_differences_without_spread() -> None:
+def test_constant_differences() -> None:
     assert significant_gain({0: 1.0, 1: 2.0}, {0: 1.0, 1: 2.0}) == 0
     assert significant_gain({0: 1.5, 1: 2.5}, {0: 1.0, 1: 2.0}) == 1
 
@@ -95,7 +95,7 @@ def test_differences_without_spread() -> None:
 # ------------------------------------------------------------------------------------------------------- rows and cells
 
 
-def test_a_row_per_method_a_column_per_ambiguity() -> None:
+def test_one_row_per_method_and_one_column_per_ambiguity() -> None:
     runs = series(BETTER, flip_probability=0.3) + series(WORSE, candidates="uss") + series(WORSE, method="cc")
     micro = table(runs, "digits-micro_f1")
     assert micro.columns == ["USS", "FPS 0.3", "FPS 0.5"]
@@ -112,12 +112,12 @@ def test_marks_in_both_directions_and_the_best() -> None:
     assert [cell(micro, row, "FPS 0.5").best for row in ("CC", "RC", "PLSP")] == [False, True, False]
 
 
-def test_scores_that_look_the_same_are_both_best() -> None:
+def test_scores_equal_after_rounding_are_both_best() -> None:
     micro = table([finished(0.9001), finished(0.9004, method="cc"), finished(0.89, method="rc")], "digits-micro_f1")
     assert [cell(micro, row, "FPS 0.5").best for row in ("CC", "RC", "PLSP")] == [True, False, True]
 
 
-def test_settings_are_told_apart_and_never_averaged() -> None:
+def test_different_settings_are_separate_rows() -> None:
     runs = series(BETTER, k=20) + series(WORSE, k=50) + series(WORSE, method="cc")
     micro = table(runs, "digits-micro_f1")
     assert [label for label, _ in micro.rows] == ["CC", "PLSP (k 20)", "PLSP (k 50)"]
@@ -130,7 +130,7 @@ def test_settings_without_effect_do_not_split_a_row() -> None:
     assert cell(table(runs, "digits-micro_f1"), "CC", "FPS 0.5").mean == pytest.approx(0.75)
 
 
-def test_the_ablation_needs_plsp_and_something_to_compare() -> None:
+def test_ablation_needs_plsp_and_a_variant() -> None:
     runs = series(BETTER) + series(WORSE, semantic=False) + series(WORSE, method="df") + series(WORSE, method="cc")
     ablation = table(runs, "digits-ablation")
     assert [label for label, _ in ablation.rows] == ["DF", "PLSP w/o ST", "PLSP"]
@@ -140,7 +140,7 @@ def test_the_ablation_needs_plsp_and_something_to_compare() -> None:
         assert "digits-ablation" not in [table.name for table in build_tables(fewer, "last10")]
 
 
-def test_the_time_of_a_stage_is_its_own() -> None:
+def test_the_time_of_a_stage_excludes_earlier_stages() -> None:
     seconds = table([finished(0.9), finished(0.8, method="cc")], "digits-seconds")
     assert cell(seconds, "PLSP", "FPS 0.5 pre-training") == Cell(2.0)
     assert cell(seconds, "PLSP", "FPS 0.5 training") == Cell(10.5)
@@ -148,7 +148,7 @@ def test_the_time_of_a_stage_is_its_own() -> None:
     assert cell(seconds, "CC", "FPS 0.5 training") == Cell(8)
 
 
-def test_the_number_of_seeds_is_told() -> None:
+def test_caption_states_the_number_of_seeds() -> None:
     assert "over 5 seeds." in table(series(BETTER), "digits-micro_f1").caption
     assert "over 1 to 5 seeds." in table([*series(BETTER), finished(0.8, method="cc")], "digits-micro_f1").caption
 
@@ -159,12 +159,12 @@ def test_the_number_of_seeds_is_told() -> None:
 @pytest.mark.parametrize(
     ("select", "score"), [("last10", 0.9), ("last", 0.91), ("covering-rate", 0.92), ("approximated-accuracy", 0.92)]
 )
-def test_the_selected_epoch_counts(select: str, score: float) -> None:
+def test_scores_are_those_of_the_selected_epoch(select: str, score: float) -> None:
     found = table([finished(0.9, criterion=0.5)], "digits-micro_f1", select)
     assert cell(found, "PLSP", "FPS 0.5").mean == pytest.approx(score)
 
 
-def test_tuning_looks_at_the_criterion_and_not_at_the_scores() -> None:
+def test_tuning_uses_the_criterion_and_not_the_scores() -> None:
     runs = [finished(0.7, seed, criterion=0.9, lr=0.1) for seed in (0, 1)]
     runs += [finished(0.8, seed, criterion=0.6, lr=0.5) for seed in (0, 1)]
     runs += [finished(0.9, criterion=0.99, lr=0.01)]  # of fewer seeds than the others
@@ -206,7 +206,7 @@ def test_published_numbers_are_complete() -> None:
             assert methods == {"CC", "RC", "PRODEN", "LWS", "CAVL", "PiCO", "PLSP"}
 
 
-def test_the_paper_stands_beside_our_numbers_also_for_methods_without_runs() -> None:
+def test_published_numbers_are_shown_even_for_methods_without_runs() -> None:
     micro = table(series(BETTER, dataset="fmnist", candidates="uss"), "fmnist-micro_f1")
     assert micro.columns == ["USS", "USS (paper)"]
     assert cell(micro, "PLSP", "USS (paper)") == Cell(0.897, 0.002)
@@ -231,7 +231,7 @@ def test_markdown() -> None:
     ]
 
 
-def test_comma_separated_values_are_in_full() -> None:
+def test_comma_separated_values_are_not_rounded() -> None:
     rows = list(csv.reader(comma_separated(EXAMPLE).splitlines()))
     assert rows == [
         ["method", "FPS 0.3", "FPS 0.3 std", "FPS 0.3 mark"],
@@ -269,10 +269,10 @@ def test_the_command_writes_every_format_and_prints_markdown(tmp_path, capsys) -
     captured = capsys.readouterr()
     assert (out / "digits-micro_f1.md").read_text() in captured.out
     assert f"4 runs; tables in {out}: 3; figures: 1" in captured.out
-    assert captured.err == "unfinished runs, left out: 1\n"
+    assert captured.err == "unfinished runs skipped: 1\n"
 
 
-def test_runs_of_before_there_were_methods_are_of_plsp(tmp_path) -> None:
+def test_runs_without_a_stored_method_are_plsp(tmp_path) -> None:
     write_run(tmp_path / "run", finished(0.9))
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     del config["method"]
@@ -282,28 +282,28 @@ def test_runs_of_before_there_were_methods_are_of_plsp(tmp_path) -> None:
 
 
 def _without(name: str):  # type: ignore[no-untyped-def]
-    return lambda folder: (folder / name).unlink()
+    return lambda directory: (directory / name).unlink()
 
 
 def _with(name: str, text: str):  # type: ignore[no-untyped-def]
-    return lambda folder: (folder / name).write_text(text)
+    return lambda directory: (directory / name).write_text(text)
 
 
 @pytest.mark.parametrize(
     ("damage", "options", "message"),
     [
-        (_without("config.json"), [], "run is not the folder of a run: it has no config.json"),
+        (_without("config.json"), [], "run is not the directory of a run: it has no config.json"),
         (_without("summary.json"), [], "no finished run (summary.json)"),
         (_with("summary.json", '{"micro_f1": 0.'), [], "cannot read"),
         (_with("summary.json", "[]"), [], "it must hold a table"),
         (_with("summary.json", "{}"), [], "has no micro_f1_last10"),
         (_with("config.json", '{"colour": "red"}'), [], "unknown setting 'colour'"),
-        (lambda folder: write_run(folder.parent / "twin", finished(0.8)), [], "are the same run"),
-        (lambda folder: None, ["--select", "covering-rate"], "was trained without a validation split"),
-        (lambda folder: None, ["--tune"], "--tune needs a criterion without clean labels"),
+        (lambda directory: write_run(directory.parent / "twin", finished(0.8)), [], "are the same run"),
+        (lambda directory: None, ["--select", "covering-rate"], "was trained without a validation split"),
+        (lambda directory: None, ["--tune"], "--tune needs a criterion without clean labels"),
     ],
 )
-def test_wrong_input_is_one_line_and_leaves_no_tables(tmp_path, capsys, damage, options, message) -> None:
+def test_invalid_input_is_a_one_line_error_and_writes_no_tables(tmp_path, capsys, damage, options, message) -> None:
     write_run(tmp_path / "runs" / "run", finished(0.9))
     damage(tmp_path / "runs" / "run")
     assert main([str(tmp_path / "runs"), "--out", str(tmp_path / "tables"), *options]) == 2
@@ -314,6 +314,6 @@ def test_wrong_input_is_one_line_and_leaves_no_tables(tmp_path, capsys, damage, 
     assert not (tmp_path / "tables").exists()
 
 
-def test_a_folder_that_is_not_there_is_an_error(tmp_path, capsys) -> None:
+def test_a_missing_directory_is_an_error(tmp_path, capsys) -> None:
     assert main([str(tmp_path / "nowhere")]) == 2
-    assert "there is no folder" in capsys.readouterr().err
+    assert "no such directory" in capsys.readouterr().err

@@ -2,23 +2,21 @@
 
 import json
 import math
-import signal
 from dataclasses import replace
 
 import pytest
 import torch
 
 from plsp_train.cli import main
-from plsp_train.data import TrainTestData, load_dataset
-from plsp_train.engine import Engine
+from plsp_train.data import TrainTestData
 from plsp_train.methods import plsp
 from plsp_train.validation import criteria, hold_out, selected_epochs
-from small_runs import metrics, run
+from small_runs import digits, metrics, run, run_interrupted
 
 CHOSEN = ["--validation-fraction", "0.2"]
 
 
-def test_criteria_are_those_of_the_definition() -> None:
+def test_criteria_match_their_definition() -> None:
     logits = torch.tensor([[1.0, 2.0, 0.5], [3.0, 0.0, 1.0], [0.0, 0.0, 4.0]])
     candidates = torch.tensor([[True, True, False], [False, True, True], [False, False, True]])
     first = math.exp(2) / (math.exp(1) + math.exp(2))  # the second is predicted outside its set, the third is sure
@@ -52,10 +50,11 @@ def _numbered(count: int) -> tuple[TrainTestData, torch.Tensor]:
     vectors = number[:, None].float()
     candidates = torch.ones(count, 3, dtype=torch.bool)
     candidates[number, (labels + number // 3 % 2 + 1) % 3] = False
-    return TrainTestData("numbered", 3, vectors, labels, vectors, labels, (0.0,), (1.0,)), candidates
+    test = {"test_inputs": vectors, "test_labels": labels}
+    return TrainTestData("numbered", ("a", "b", "c"), vectors, (0.0,), (1.0,), labels, **test), candidates
 
 
-def test_the_split_is_disjoint_complete_and_drawn_by_the_seed() -> None:
+def test_split_is_disjoint_complete_and_determined_by_the_seed() -> None:
     data, candidates = _numbered(50)
     rest, kept, held_out = hold_out(data, candidates, 0.3, seed=4)
     assert held_out is not None
@@ -76,7 +75,7 @@ def test_the_split_is_disjoint_complete_and_drawn_by_the_seed() -> None:
     assert drawn(5) != drawn(4)
 
 
-def test_the_split_knows_no_true_labels() -> None:
+def test_split_does_not_depend_on_true_labels() -> None:
     data, candidates = _numbered(50)
     relabelled = replace(data, train_labels=torch.zeros_like(data.train_labels))
     (_, _, one), (_, _, two) = (hold_out(variant, candidates, 0.3, seed=0) for variant in (data, relabelled))
@@ -85,7 +84,7 @@ def test_the_split_knows_no_true_labels() -> None:
     assert torch.equal(one.inputs, two.inputs)
 
 
-def test_without_a_fraction_nothing_is_touched() -> None:
+def test_zero_fraction_changes_nothing() -> None:
     data, candidates = _numbered(5)
     rest, kept, held_out = hold_out(data, candidates, 0.0, seed=0)
     assert rest is data
@@ -102,7 +101,7 @@ def test_without_a_fraction_nothing_is_touched() -> None:
         ("0.99999", "leaves none for training"),
     ],
 )
-def test_a_fraction_that_cannot_be_is_a_one_line_error(tmp_path, capsys, fraction: str, message: str) -> None:
+def test_an_impossible_fraction_is_a_one_line_error(tmp_path, capsys, fraction: str, message: str) -> None:
     assert main(["--out", str(tmp_path / "run"), "--validation-fraction", fraction]) == 2
     error = capsys.readouterr().err
     assert message in error
@@ -134,12 +133,12 @@ def test_without_validation_there_are_no_criteria(tmp_path) -> None:
     assert not any(name.startswith("selected_by") for name in json.loads((out / "summary.json").read_text()))
 
 
-def test_training_sees_no_held_out_instance(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_held_out_instances_are_not_trained_on(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = []
     build = plsp.PLSP.__init__
     monkeypatch.setattr(plsp.PLSP, "__init__", lambda self, task: (tasks.append(task), build(self, task))[1])
     assert run(tmp_path / "run", *CHOSEN) == 0
-    data = load_dataset("digits")
+    data = digits()
     _, _, held_out = hold_out(data, torch.ones(len(data.train_labels), 10, dtype=torch.bool), 0.2, seed=0)
     assert held_out is not None
     (task,) = tasks
@@ -148,19 +147,10 @@ def test_training_sees_no_held_out_instance(tmp_path, monkeypatch: pytest.Monkey
     assert not seen & unseen
 
 
-def test_a_run_with_validation_resumes_to_the_same_numbers(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_with_validation_resumes_bit_for_bit(tmp_path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert run(whole, *CHOSEN) == 0
-    step = Engine._step
-
-    def stop_in_the_middle(self: Engine, stage: str, epoch: int):  # type: ignore[no-untyped-def]
-        if (stage, epoch, self.steps_done) == ("train", 2, 2):
-            self.stop_signal = signal.SIGINT
-        return step(self, stage, epoch)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Engine, "_step", stop_in_the_middle)
-        assert run(broken, *CHOSEN) == 130
+    run_interrupted(broken, *CHOSEN)
     assert run(broken, "--resume") == 0
     assert metrics(broken) == metrics(whole)
     chosen = [json.loads((out / "summary.json").read_text())["selected_by_covering_rate"] for out in (whole, broken)]

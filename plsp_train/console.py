@@ -1,5 +1,6 @@
-"""What a run shows and writes for people: progress, a line per epoch, a closing table, curves."""
+"""Output of a run: progress bar, a line per epoch, summary table, curves."""
 
+import io
 import json
 import sys
 import time
@@ -9,14 +10,27 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TextIO
 
-from plsp_train.checkpoint import write_atomically
+from plsp_train.files import write_atomically
 from plsp_train.validation import CRITERIA
 
 _REFRESH_SECONDS = 0.5
+# What the final table shows besides F1 scores.
+_FINAL = ("disambiguation_accuracy", "covering_rate", "approximated_accuracy", "label_agreement")
+
+
+# Metrics in the line of an epoch, with their labels.
+_SCORES = (("micro_f1", "micro-F1"), ("macro_f1", "macro-F1"))
+_SHARES = (
+    ("labeled_purity", "labelled purity"),
+    ("mask_rate", "mask rate"),
+    ("pseudo_label_purity", "pseudo-label purity"),
+    ("covering_rate", "covering rate"),
+    ("approximated_accuracy", "approximated accuracy"),
+)
 
 
 class Progress:
-    """A bar on a terminal, silence elsewhere."""
+    """A progress bar on a terminal, nothing elsewhere."""
 
     def __init__(self, bar: Any) -> None:
         self._bar = bar
@@ -36,7 +50,10 @@ class Progress:
 
 
 class Reporter:
-    def __init__(self, stream: TextIO | None = None, tensorboard: bool = False) -> None:
+    """Prints, and writes metrics and curves into the output directory if there is one."""
+
+    def __init__(self, out: Path | None, *, stream: TextIO | None = None, tensorboard: bool = False) -> None:
+        self.out = out
         self.stream = stream or sys.stdout
         self._tensorboard = tensorboard
         self._writer: Any = None
@@ -54,49 +71,48 @@ class Reporter:
         with tqdm(total=num_steps, initial=done, desc=f"{stage} {epoch}/{num_epochs}", leave=False) as bar:
             yield Progress(bar)
 
-    def epoch(self, metrics: dict[str, Any], num_epochs: int, out: Path) -> None:
-        with open(out / "metrics.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(metrics) + "\n")
-        if self._tensorboard:
-            self._log_scalars(metrics, out)
+    def epoch(self, metrics: dict[str, Any], num_epochs: int) -> None:
+        if self.out is not None:
+            with open(self.out / "metrics.jsonl", "a", encoding="utf-8") as file:
+                file.write(json.dumps(metrics) + "\n")
+            if self._tensorboard:
+                self._log_scalars(metrics, self.out)
         parts = [
             f"epoch {metrics['epoch']:>{len(str(num_epochs))}}/{num_epochs} {metrics['stage']:8}",
             f"loss {metrics['loss']:.4f}",
-            f"micro-F1 {metrics['micro_f1']:.4f}",
-            f"macro-F1 {metrics['macro_f1']:.4f}",
         ]
-        for name, label in (
-            ("labeled_purity", "labelled right"),
-            ("mask_rate", "unlabelled used"),
-            ("pseudo_label_purity", "of these right"),
-            ("covering_rate", "covering rate"),
-            ("approximated_accuracy", "approximated accuracy"),
-        ):
-            if metrics.get(name) is not None:
-                parts.append(f"{label} {metrics[name]:.1%}")
+        parts += [f"{label} {metrics[name]:.4f}" for name, label in _SCORES if name in metrics]
+        # Agreement is a sign for runs that have nothing better.
+        signs = _SHARES if "micro_f1" in metrics else (*_SHARES, ("label_agreement", "label agreement"))
+        parts += [f"{label} {metrics[name]:.1%}" for name, label in signs if metrics.get(name) is not None]
         parts.append(f"{metrics['images_per_second']:.0f} images/s")
         self.line("  ".join(parts))
 
-    def rewrite(self, history: list[dict[str, Any]], out: Path) -> None:
-        """The metrics up to the checkpoint: a line written after it will be written again."""
-        text = "".join(json.dumps(metrics) + "\n" for metrics in history)
-        write_atomically(out / "metrics.jsonl", text.encode())
+    def rewrite(self, history: list[dict[str, Any]]) -> None:
+        """Truncate the metrics to those of the checkpoint: later epochs run again."""
+        if self.out is not None:
+            text = "".join(json.dumps(metrics) + "\n" for metrics in history)
+            write_atomically(self.out / "metrics.jsonl", text.encode())
 
-    def finish(self, summary: dict[str, Any], history: list[dict[str, Any]], out: Path) -> None:
-        curves = draw_curves(history, out / "curves.png")
-        if self._writer is not None:
-            self._writer.close()
-        rows = [(name, f"{value:.4f}") for name, value in summary.items() if "_f1" in name]
+    def finish(self, summary: dict[str, Any], history: list[dict[str, Any]]) -> None:
+        rows = [(name, f"{value:.4f}") for name, value in summary.items() if name in _FINAL or "_f1" in name]
         for name, value in summary.items():
             if name.startswith("selected_by_"):
-                rows.append((name, f"epoch {value['epoch']}, micro-F1 {value['micro_f1']:.4f}"))
-        rows += [("epochs", str(summary["epochs"])), ("seconds", f"{summary['seconds']:.1f}"), ("run", str(out))]
-        if not curves:
-            rows.append(("curves", "not drawn: install matplotlib"))
+                score = f", micro-F1 {value['micro_f1']:.4f}" if "micro_f1" in value else f", {value['value']:.4f}"
+                rows.append((name, f"epoch {value['epoch']}{score}"))
+        rows += [("epochs", str(summary["epochs"])), ("seconds", f"{summary['seconds']:.1f}")]
+        if self.out is not None:
+            rows.append(("run", str(self.out)))
+            if not draw_curves(history, self.out / "curves.png"):
+                rows.append(("curves", "not drawn: install matplotlib"))
+        if self._writer is not None:
+            self._writer.close()
         width = max(len(name) for name, _ in rows)
         self.line("")
-        for name, value in rows:
-            self.line(f"{name:<{width}}  {value}")
+        for name, text in rows:
+            self.line(f"{name:<{width}}  {text}")
+        for warning in summary["warnings"]:
+            self.line(f"warning: {warning}")
 
     def _log_scalars(self, metrics: dict[str, Any], out: Path) -> None:
         if self._writer is None:
@@ -111,7 +127,10 @@ class Reporter:
 
 
 class SilentReporter(Reporter):
-    """For ranks that leave the report to rank 0."""
+    """For all ranks but rank 0, and for runs inside another program."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
 
     def line(self, text: str) -> None: ...
 
@@ -119,25 +138,23 @@ class SilentReporter(Reporter):
     def progress(self, stage: str, epoch: int, num_epochs: int, num_steps: int, done: int) -> Iterator[Progress]:
         yield Progress(None)
 
-    def epoch(self, metrics: dict[str, Any], num_epochs: int, out: Path) -> None: ...
+    def epoch(self, metrics: dict[str, Any], num_epochs: int) -> None: ...
 
-    def rewrite(self, history: list[dict[str, Any]], out: Path) -> None: ...
+    def rewrite(self, history: list[dict[str, Any]]) -> None: ...
 
-    def finish(self, summary: dict[str, Any], history: list[dict[str, Any]], out: Path) -> None: ...
+    def finish(self, summary: dict[str, Any], history: list[dict[str, Any]]) -> None: ...
 
 
 def draw_curves(history: list[dict[str, Any]], path: Path) -> bool:
-    """F1, losses, purity and mask rate, thresholds over epochs; False without matplotlib."""
+    """Plot F1, losses, shares and thresholds over epochs; False without matplotlib."""
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
         return False
     figure = Figure(figsize=(11, 7), layout="constrained")
-    FigureCanvasAgg(figure)
     f1, losses, purity, thresholds = figure.subplots(2, 2).flat
     panels = [
-        (f1, "F1 on the test set", ("micro_f1", "macro_f1")),
+        (f1, "F1 on the test set, agreement of labels", ("micro_f1", "macro_f1", "label_agreement")),
         (losses, "loss and its terms", ("loss", "supervised", "consistency", "complementary")),
         (purity, "shares", ("labeled_purity", "pseudo_label_purity", "mask_rate", *CRITERIA)),
     ]
@@ -158,7 +175,7 @@ def draw_curves(history: list[dict[str, Any]], path: Path) -> bool:
         axes.set_xlabel("epoch")
         for change in changes:
             axes.axvline(change, color="gray", linestyle=":", linewidth=1)
-    temporary = path.with_name("curves.new.png")
-    figure.savefig(temporary, dpi=110)
-    temporary.replace(path)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, dpi=110, format="png")
+    write_atomically(path, buffer.getvalue())
     return True

@@ -1,4 +1,4 @@
-"""The one place that imports torchvision, with a repair for torch builds that its compiled operators do not fit."""
+"""The one place that imports torchvision, even beside a torch build that its compiled operators do not match."""
 
 import importlib
 from functools import cache
@@ -6,7 +6,7 @@ from types import ModuleType
 
 import torch
 
-# Dropping a Library undefines its operators, so the reference lives as long as the module.
+# Dropping a Library undefines its operators.
 _operator_definitions: list[torch.library.Library] = []
 
 
@@ -15,7 +15,7 @@ def import_torchvision() -> ModuleType:
     """Return the torchvision package; after this, its modules can be imported.
 
     A torchvision wheel built for CUDA cannot load its compiled operators beside a CPU-only torch, and then its
-    import stops at a missing `nms`. Nothing here calls that operator: declaring it is enough.
+    import fails at a missing `nms`. Nothing here calls that operator, so declaring it is enough.
     """
     try:
         return importlib.import_module("torchvision")

@@ -1,0 +1,1 @@
+"""Labels of new inputs from a trained model, and its export."""
