@@ -1,10 +1,10 @@
-"""Measure the loss, its functions and its state updates against what they replace, all in one run.
+"""Benchmark the loss, its functions and its state updates against the eager reference, in one run.
 
-    python -m benchmarks            # everything: about 25 minutes, most of them at the large shapes
+    python -m benchmarks            # everything: about 25 minutes, mostly at the large shapes
     python -m benchmarks --quick    # under a minute: small shapes in full, cifar100 without the eager reference
 
-Rows are appended to benchmarks/results/<machine>.csv, pictures drawn beside it; --quick only prints.
-An implementation that disagrees with the reference is an error, whatever its speed.
+Appends rows to benchmarks/results/<machine>.csv and draws figures next to it; --quick only prints.
+An implementation that disagrees with the reference is an error, regardless of its speed.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def line(row: Row) -> str:
 
 
 def _selection(arguments: argparse.Namespace) -> tuple[list[str], list[str], list[str]]:
-    """Shapes, cases and sweeps that were asked for; if none was, all, or the small part of them."""
+    """Requested shapes, cases and sweeps; by default all of them, or a small subset with --quick."""
     shapes, cases, sweeps = (getattr(arguments, name) or [] for name in ("shape", "case", "sweep"))
     if not shapes and (cases or not sweeps):
         shapes = list(_QUICK_SHAPES if arguments.quick else SHAPES)
@@ -67,24 +67,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="a check that everything runs and agrees")
+    parser.add_argument("--quick", action="store_true", help="check that everything runs and agrees")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda")
-    parser.add_argument("--shape", nargs="+", choices=SHAPES, help="these shapes alone (default: all)")
-    parser.add_argument("--case", nargs="+", choices=CASES, help="these cases alone (default: all)")
-    parser.add_argument("--sweep", nargs="+", choices=SWEEPS, help="these sweeps alone (default: all)")
+    parser.add_argument("--shape", nargs="+", choices=SHAPES, help="run only these shapes (default: all)")
+    parser.add_argument("--case", nargs="+", choices=CASES, help="run only these cases (default: all)")
+    parser.add_argument("--sweep", nargs="+", choices=SWEEPS, help="run only these sweeps (default: all)")
     arguments = parser.parse_args()
     quick = arguments.quick
     try:
         device = torch.device(arguments.device)
         if device.type == "cuda" and not torch.cuda.is_available():
-            raise ValueError("torch sees no GPU; use --device cpu")
+            raise ValueError("torch found no GPU; use --device cpu")
     except (RuntimeError, ValueError) as error:
         print(f"benchmarks: error: --device {arguments.device}: {error}", file=sys.stderr)
         return 2
     shapes, cases, sweeps = _selection(arguments)
 
     shared = results.environment(device)
-    print(f"{shared['hardware']}, torch {shared['torch']}, float32; times are medians: forward, forward + backward")
+    print(f"{shared['hardware']}, torch {shared['torch']}, float32; median times of forward and forward + backward")
     path = results.csv_path(device)
     try:
         for row in rows(device, shapes, cases, sweeps, quick):
@@ -96,7 +96,7 @@ def main() -> int:
         return 1
     if not quick:
         pictures = draw(latest(results.read(path)), path.with_suffix(""))
-        print(f"rows in {path}, pictures: {', '.join(picture.name for picture in pictures)}")
+        print(f"wrote rows to {path}, figures: {', '.join(picture.name for picture in pictures)}")
     return 0
 
 

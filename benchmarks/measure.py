@@ -1,4 +1,4 @@
-"""One case at one shape: agreement, error, times and memory of every subject, as rows."""
+"""Measures one case at one shape: agreement, error, time and memory of every subject."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,21 +11,21 @@ from benchmarks import subjects
 from benchmarks.memory import available_bytes, peak_extra_bytes
 from benchmarks.problem import Problem
 from benchmarks.shapes import Shape
-from benchmarks.subjects import CASES, CLOSED_FORM, COMPILED, CONTEXT, FLOOR, REFERENCE, STATE, TRITON
+from benchmarks.subjects import CASES, CLOSED_FORM, COMPILED, CONTEXT, FLOOR, OURS, REFERENCE, STATE
 from benchmarks.timing import Clock, Timing, interleaved
 
 AGREEMENT = 1e-3
-"""Largest relative difference from the reference up to which an implementation's speed-up is reported."""
+"""Largest relative difference from the reference for which a speed-up is reported."""
 
 Row = dict[str, Any]
 
 
 class Disagreement(Exception):
-    """An implementation does not compute what the reference computes."""
+    """The result of an implementation differs from the reference."""
 
 
 def largest_error(found: list[Tensor], wanted: list[Tensor]) -> float:
-    """Largest difference of any result relative to the largest entry of its tensor."""
+    """Largest difference of any result, relative to the largest element of its tensor."""
     return max(
         ((a.double() - b.double()).abs().max() / b.double().abs().max().clamp(min=1e-30)).item()
         for a, b in zip(found, wanted, strict=True)
@@ -33,7 +33,7 @@ def largest_error(found: list[Tensor], wanted: list[Tensor]) -> float:
 
 
 def count_aten_calls(call: Callable[[], object]) -> int:
-    """Operators that the call asks ATen for, not counting those that ATen calls itself: the cost of small shapes."""
+    """Count top-level ATen calls, excluding calls made by ATen itself. They dominate the cost of small shapes."""
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         call()
     return sum(
@@ -46,7 +46,7 @@ def count_aten_calls(call: Callable[[], object]) -> int:
 def measure(
     case: str, shape: Shape, device: torch.device, *, seconds: float, eager: bool = True, compiled: bool = True
 ) -> list[Row]:
-    """A row for every subject; subjects that do not fit or are not wanted have a row that says so."""
+    """Return a row for every subject; the row of a skipped subject has a note with the reason."""
     problem = Problem(shape, device)
     found = CASES[case](problem)
     notes = {}
@@ -55,10 +55,10 @@ def measure(
         if name in found and needed > 0.8 * available_bytes(device):
             notes[name] = f"does not fit: needs about {needed / 2**30:,.0f} GiB"
         elif name in found and not wanted:
-            notes[name] = "left out by --quick"
+            notes[name] = "skipped by --quick"
     running = {name: subject for name, subject in found.items() if name not in notes}
 
-    results = {name: subject.whole() for name, subject in running.items()}  # each called once from here on
+    results = {name: subject.whole() for name, subject in running.items()}  # also warms up every subject
     truth = _truth(case, shape, device)
     errors = {name: largest_error(result, truth) for name, result in results.items() if name not in CONTEXT}
     if REFERENCE in results:
@@ -66,11 +66,11 @@ def measure(
             difference = largest_error(results[name], results[REFERENCE])
             if not difference <= AGREEMENT:
                 raise Disagreement(
-                    f"{name} differs from the reference by {difference:.1e} in {case} at {shape.name}: no speed-up"
+                    f"{name} differs from the reference by {difference:.1e} in {case} at {shape.name}; no speed-up"
                 )
     results.clear()
 
-    # Ratios are those of whole calls, all of which take turns with each other.
+    # Ratios compare whole calls, which are timed interleaved.
     clock = Clock(device)
     whole = interleaved({name: subject.whole for name, subject in running.items()}, clock, seconds)
     differentiable = {name: subject for name, subject in running.items() if subject.step is not None}
@@ -86,7 +86,7 @@ def measure(
             **_columns("forward", forward.get(name)),
             **_columns("step", step.get(name)),
             "memory_mib": _rounded(peak_extra_bytes(running[name].whole, device) / 2**20) if name in running else "",
-            "aten_calls": count_aten_calls(running[name].whole) if name in (CLOSED_FORM, TRITON, STATE) else "",
+            "aten_calls": count_aten_calls(running[name].whole) if name in (*OURS, STATE) else "",
             "error": f"{errors[name]:.1e}" if name in errors else "",
             "times_faster_than_reference": _ratio(whole, REFERENCE, name) if name not in CONTEXT else "",
             "times_bare_bmm": _ratio(whole, name, FLOOR),
@@ -97,7 +97,7 @@ def measure(
 
 
 def _truth(case: str, shape: Shape, device: torch.device) -> list[Tensor]:
-    """The results in float64, by the implementation that always fits; tests hold it to the float64 reference."""
+    """Results in float64 from an implementation that always fits; tests compare it with the float64 reference."""
     found = CASES[case](Problem(shape, device, torch.float64))
     return found[STATE if STATE in found else CLOSED_FORM].whole()
 
@@ -121,5 +121,5 @@ def _ratio(times: dict[str, Timing], numerator: str, denominator: str) -> float 
 
 
 def _rounded(value: float) -> float:
-    """Four significant digits: more would be noise."""
+    """Round to four significant digits; the rest is noise."""
     return float(f"{value:.4g}")

@@ -1,4 +1,4 @@
-"""Peak memory of a call: of the process as the operating system sees it, or of the GPU's allocator."""
+"""Peak memory of a call, from the operating system on a CPU or from the allocator on a GPU."""
 
 import ctypes
 import gc
@@ -18,7 +18,7 @@ def _kilobytes(file: Path, field: str) -> int:
 
 
 def peak_extra_bytes(call: Callable[[], object], device: torch.device) -> float:
-    """Largest memory in use during the call above that before it; NaN where the system does not tell (Linux does)."""
+    """Peak memory during the call minus memory before it; NaN if the system does not report it (Linux does)."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -29,15 +29,15 @@ def peak_extra_bytes(call: Callable[[], object], device: torch.device) -> float:
         return torch.cuda.max_memory_allocated(device) - before
     if not _CLEAR.exists():
         return float("nan")
-    ctypes.CDLL(None).malloc_trim(0)  # hand freed memory back, or the call would reuse it unseen
-    _CLEAR.write_text("5")  # resets the peak to the present size
+    ctypes.CDLL(None).malloc_trim(0)  # return freed memory to the system, or its reuse would go unnoticed
+    _CLEAR.write_text("5")  # resets the peak to the current size
     before = _kilobytes(_STATUS, "VmRSS")
     call()
     return 1024 * (_kilobytes(_STATUS, "VmHWM") - before)
 
 
 def available_bytes(device: torch.device) -> int:
-    """What a call may use without harm; without limit where the system does not tell."""
+    """Memory available to a call; unlimited if the system does not report it."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     meminfo = Path("/proc/meminfo")

@@ -1,17 +1,17 @@
-"""torchvision's augmentation image by image, as training code commonly has it: the baseline of the whole-batch one."""
+"""Per-image augmentation with torchvision, as in common training code: the baseline of batched augmentation."""
 
 import torch
 from torch import Tensor
 
-from plsp_train.data import AUGMENT_POLICIES, ImageAugmentation, TrainTestData
-from plsp_train.data.torchvision_compat import import_torchvision
+from plsp_train.data import ImageAugmentation, TrainTestData, augment_policy
+from plsp_train.torchvision_compat import import_torchvision
 
 
 class PerImageAugmentation(ImageAugmentation):
-    """The same distribution of views; random numbers come from torch's global generator."""
+    """Same distribution of views as the base class; draws from torch's global generator."""
 
     def __init__(self, data: TrainTestData, memory_format: torch.memory_format) -> None:
-        super().__init__(AUGMENT_POLICIES[data.name], data.mean, data.std, memory_format=memory_format)
+        super().__init__(augment_policy(data.name, data.input_shape), data.mean, data.std, memory_format=memory_format)
         import_torchvision()
         from torchvision import transforms
 

@@ -1,20 +1,25 @@
-"""Pictures of the last run of each shape and sweep."""
+"""Figures of the last run of each shape and sweep, and the figures in the documentation.
 
+python -m benchmarks.plots speed benchmarks/results/<machine>.csv --out docs/images/speed.png
+python -m benchmarks.plots curves runs/tutorial/*fps0.7* --out docs/images/training.png
+"""
+
+import argparse
+import json
+import sys
 from pathlib import Path
+from typing import Any
 
-from benchmarks.subjects import CLOSED_FORM, COMPILED, FLOOR, REFERENCE, TRITON
+from benchmarks import results
+from benchmarks.subjects import COMPILED, FLOOR, OURS, REFERENCE
 from benchmarks.sweeps import SWEEPS, exponent, points
 
-_SUBJECTS = (REFERENCE, COMPILED, CLOSED_FORM, TRITON, FLOOR)
+_SUBJECTS = (REFERENCE, COMPILED, *OURS, FLOOR)
 
 
 def draw(rows: list[dict[str, str]], stem: Path) -> list[Path]:
-    """`<stem>-loss.png` and `<stem>-sweeps.png`, as far as there are rows for them."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    """Draw `<stem>-loss.png` and `<stem>-sweeps.png`, if there are rows for them."""
+    pyplot = _pyplot()
     written = []
     whole = [row for row in rows if row["case"] == "loss" and not row["name"].startswith("sweep")]
     if whole:
@@ -53,9 +58,123 @@ def draw(rows: list[dict[str, str]], stem: Path) -> list[Path]:
     return written
 
 
-def _save(figure: object, path: Path) -> Path:
+def draw_speed(rows: list[dict[str, str]], path: Path) -> Path:
+    """Draw the figure of the README: time and memory of one step, compared with the eager reference."""
+    from benchmarks.table import Measured
+
+    pyplot = _pyplot()
+    measured = Measured(rows)
+    bars = {REFERENCE: ("eager PyTorch", "#9aa3ad"), COMPILED: ("eager, torch.compile", "#5b6b7b")}
+    bars |= {"ours": ("plsp_kernels", "#d1495b")}
+    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
+    for axis, column, title in ((axes[0], "step_ms", "time, ms"), (axes[1], "memory_mib", "extra memory, MiB")):
+        for offset, (subject, (label, colour)) in zip((-0.27, 0, 0.27), bars.items(), strict=True):
+            rows_of = measured.losses if subject == "ours" else measured.rows_of("loss", subject)
+            heights = [_number(rows_of.get(name), column) for name in measured.shapes]
+            places = [place + offset for place in range(len(heights))]
+            axis.bar(places, [height or 0 for height in heights], 0.25, color=colour, label=label)
+            for place, height in zip(places, heights, strict=True):
+                if height:
+                    axis.annotate(_short(height), (place, height), ha="center", va="bottom", fontsize=7.5)
+                else:
+                    axis.text(
+                        place, 0.02, "does not fit", rotation=90, ha="center", va="bottom", fontsize=7.5,
+                        color=colour, transform=axis.get_xaxis_transform(),
+                    )  # fmt: skip
+        axis.set_yscale("log")
+        axis.set_ylim(top=axis.get_ylim()[1] * 2)
+        names = [f"{name}\nl={row['num_classes']}" for name, row in measured.losses.items()]
+        axis.set_xticks(range(len(names)), [name.replace("-", "-\n") for name in names], fontsize=8.5)
+        axis.set_title(title, fontsize=10)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].legend(fontsize=8.5, frameon=False, loc="upper left")
+    figure.suptitle(f"One step of the loss, forward + backward, float32 ({measured.machine})", fontsize=11)
+    return _save(figure, path)
+
+
+def draw_curves(runs: list[Path], score: str, path: Path) -> Path:
+    """Draw the test score over epochs, mean and range over seeds, one curve per method."""
+    pyplot = _pyplot()
+    curves: dict[str, list[list[float]]] = {}
+    setting, pretraining = "", 0
+    for folder in runs:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        curves.setdefault(config["method"], []).append([json.loads(line)[score] for line in lines])
+        setting = f"{config['dataset']}, {config['candidates'].upper()} {config['flip_probability']:g}"
+        if config["method"] == "plsp":
+            pretraining = config["pretrain_epochs"]
+    figure, axis = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
+    for method, seeds in curves.items():
+        epochs = range(1, min(map(len, seeds)) + 1)
+        columns = list(zip(*seeds, strict=True))
+        label = f"{method.upper()} ({len(seeds)} seeds)"
+        (line,) = axis.plot(epochs, [sum(column) / len(column) for column in columns], label=label)
+        low, high = [min(column) for column in columns], [max(column) for column in columns]
+        axis.fill_between(epochs, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+    if pretraining:
+        axis.axvline(pretraining + 0.5, color="grey", linestyle=":", linewidth=1)
+        axis.annotate(
+            "PLSP: end of pre-training", (pretraining + 1, 0.02), xycoords=("data", "axes fraction"), fontsize=8
+        )
+    axis.set_xlabel("epoch")
+    axis.set_ylabel(f"test {score.replace('_', '-').replace('f1', 'F1')}")
+    axis.set_title(setting, fontsize=10)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False)
+    return _save(figure, path)
+
+
+def _number(row: dict[str, str] | None, column: str) -> float | None:
+    return float(row[column]) if row and row[column] else None
+
+
+def _short(number: float) -> str:
+    return f"{number / 1000:.3g}k" if number >= 1000 else f"{number:.2g}" if number < 10 else f"{number:.0f}"
+
+
+def _pyplot() -> Any:
+    import matplotlib
+
+    matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure.savefig(path, dpi=110)  # type: ignore[attr-defined]
-    pyplot.close(figure)  # type: ignore[arg-type]
+    return pyplot
+
+
+def _save(figure: Any, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    _pyplot().close(figure)
     return path
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.plots", description="Draw the figures of the documentation."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    speed = commands.add_parser("speed", help="time and memory of one step, from measured rows")
+    speed.add_argument("csv", type=Path, help="benchmarks/results/<machine>.csv")
+    curves = commands.add_parser("curves", help="test score over epochs, one curve per method, from finished runs")
+    curves.add_argument("runs", type=Path, nargs="+", help="run directories that differ only in method and seed")
+    curves.add_argument("--score", default="micro_f1", help="score in metrics.jsonl (default: %(default)s)")
+    for command in (speed, curves):
+        command.add_argument("--out", type=Path, required=True, help="output file")
+    options = parser.parse_args()
+    try:
+        if options.command == "speed":
+            draw_speed(results.read(options.csv), options.out)
+        else:
+            draw_curves(options.runs, options.score, options.out)
+    except KeyError as missing:
+        print(f"benchmarks.plots: error: the input has no {missing}", file=sys.stderr)
+        return 2
+    except (ValueError, OSError) as error:
+        print(f"benchmarks.plots: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -5,12 +5,14 @@ from torch import Tensor
 
 from benchmarks.shapes import Shape
 from plsp_kernels import class_activation_labels
+from plsp_kernels.functional import PAPER_BETA
+from plsp_kernels.step import Step
 
 STRENGTH, THRESHOLD = 0.01, 0.5
 
 
 class Problem:
-    """Logits, classifier, statistics and candidate sets; the same numbers for every dtype and device."""
+    """Logits, classifier, statistics and candidate sets, with the same values for every dtype and device."""
 
     def __init__(self, shape: Shape, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
         self.shape = shape
@@ -37,9 +39,28 @@ class Problem:
         self.candidates = candidates.to(device)
         self.labels = torch.randint(num_classes, (shape.num_labeled,), generator=generator).to(device)
         self.pseudo_labels = class_activation_labels(self.weak, self.candidates)
-        # Every sample of a class of its own, as far as there are classes: as much work as the shape can ask for.
+        # Worst case: every sample from a different class, as far as there are enough classes.
         distinct = (torch.randperm(count, generator=generator) % num_classes).to(device)
         self.distinct_classes = distinct.split([shape.num_labeled, shape.num_unlabeled])
+
+    def step(self, labels: Tensor | None = None, pseudo_labels: Tensor | None = None) -> Step:
+        """Return the step, optionally with other classes."""
+        return Step(
+            self.labeled,
+            self.weak,
+            self.strong,
+            self.weight,
+            self.covariance,
+            self.labels if labels is None else labels,
+            self.candidates,
+            self.pseudo_labels if pseudo_labels is None else pseudo_labels,
+            None,
+            self.weight.new_full((self.shape.num_classes,), THRESHOLD),
+            torch.tensor(STRENGTH, dtype=torch.float64),
+            torch.tensor(1.0, dtype=torch.float64),
+            PAPER_BETA,
+            True,
+        )
 
     @property
     def device(self) -> torch.device:

@@ -1,4 +1,4 @@
-"""Rows in `benchmarks/results/<machine>.csv`: every run appends, with what it was measured on."""
+"""Rows in `benchmarks/results/<machine>.csv`. Every run appends its rows with versions and hardware."""
 
 import csv
 import io
@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from benchmarks.measure import Row
-from plsp_train.checkpoint import write_atomically
+from plsp_train.files import write_atomically
 
 FOLDER = Path(__file__).parent / "results"
 
 
 def hardware(device: torch.device) -> str:
-    """What the times belong to, for instance 'Intel Xeon, 2 threads'."""
+    """Name of the hardware, for example 'Intel Xeon, 2 threads'."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{_cpu_name()}, {torch.get_num_threads()} threads"
@@ -40,7 +40,7 @@ def csv_path(device: torch.device, folder: Path = FOLDER) -> Path:
 
 
 def environment(device: torch.device) -> Row:
-    """The columns that all rows of a run share."""
+    """Columns shared by all rows of a run."""
     return {
         "run": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "commit": _commit(),
@@ -53,7 +53,7 @@ def environment(device: torch.device) -> Row:
 
 
 def _commit() -> str:
-    """The commit measured, with a + if files differ from it; empty outside a clone."""
+    """Measured commit, with a + if the work tree is dirty; empty outside a clone."""
     command = ["git", "describe", "--always", "--abbrev=10", "--dirty=+", "--exclude=*"]
     try:
         found = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
@@ -78,7 +78,7 @@ def read(path: Path) -> list[dict[str, str]]:
 
 
 def append(path: Path, rows: list[Row]) -> None:
-    """Add the rows; a column that older rows lack stays empty there."""
+    """Append the rows; new columns stay empty in older rows."""
     path.parent.mkdir(parents=True, exist_ok=True)
     together: list[dict[str, Any]] = [*read(path), *rows]
     names = list(dict.fromkeys(name for row in together for name in row))

@@ -1,4 +1,4 @@
-"""The shapes that everything is measured at: one training step of each data set of the paper, and a large one."""
+"""Benchmark shapes: one training step of each data set in the paper, and a large one."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""What is measured: for each case the eager reference, what replaces it, and what gives the figures a scale."""
+"""Subjects of each case: the eager reference, our implementations, and baselines for scale."""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,24 +10,27 @@ from torch import Tensor
 
 import plsp_kernels
 from benchmarks.problem import STRENGTH, THRESHOLD, Problem
-from plsp_kernels import CurriculumThreshold, SemanticCovariance, reference
+from plsp_kernels import CurriculumThreshold, SemanticCovariance, SemanticLoss, native, reference
+from plsp_kernels.step import Step
 
 REFERENCE, COMPILED = "reference", "compiled reference"
-CLOSED_FORM, TRITON = "closed form", "triton"
+CLOSED_FORM, NATIVE, TRITON = "closed form", "native", "triton"
+OURS = (TRITON, NATIVE, CLOSED_FORM)
+"""Our implementations, in the order of preference of impl="auto"."""
 STATE = "O(batch) update"
 DISTINCT, FLOOR, PLAIN = "closed form, all classes distinct", "bare bmm(W, Σ)", "plain cross-entropy"
 CONTEXT = (DISTINCT, FLOOR, PLAIN)
-"""Other functions or inputs, for scale: they are not compared with the reference."""
+"""Baselines for scale, with other functions or inputs; not compared with the reference."""
 
-NUM_INSTANCES = 60_000  # of the curriculum: Fashion-MNIST's
+NUM_INSTANCES = 60_000  # size of Fashion-MNIST, for the curriculum
 
 
 class Subject(NamedTuple):
-    """Something to call. Both calls return what they computed; `step` also the gradients."""
+    """A pair of calls. Both return their results; `step` also returns the gradients."""
 
     forward: Callable[[], list[Tensor]]
     step: Callable[[], list[Tensor]] | None = None
-    """None where nothing is differentiated."""
+    """None if there is nothing to differentiate."""
 
     @property
     def whole(self) -> Callable[[], list[Tensor]]:
@@ -35,7 +38,7 @@ class Subject(NamedTuple):
 
 
 def _differentiable(function: Callable[[], Tensor], inputs: list[Tensor]) -> Subject:
-    """With the backward from the sum of what the function returns."""
+    """Subject whose step calls backward on the sum of the results."""
 
     def forward() -> list[Tensor]:
         return [function().detach()]
@@ -48,7 +51,7 @@ def _differentiable(function: Callable[[], Tensor], inputs: list[Tensor]) -> Sub
 
 
 def _implementations(name: str, problem: Problem) -> dict[str, Callable[..., Any]]:
-    """The public function of this name in every implementation that the device has."""
+    """Subjects of a row-wise function, one per implementation available on the device."""
     eager, public = getattr(reference, name), getattr(plsp_kernels, name)
     found = {REFERENCE: eager, COMPILED: torch.compile(eager), CLOSED_FORM: partial(public, impl="torch")}
     if problem.device.type == "cuda":
@@ -56,29 +59,35 @@ def _implementations(name: str, problem: Problem) -> dict[str, Callable[..., Any
     return found
 
 
+def _losses(problem: Problem) -> dict[str, Callable[[Step], SemanticLoss]]:
+    """Subjects of the loss, one per implementation that can serve the problem."""
+    eager = reference.semantic_upper_bound_loss
+
+    def public(impl: str) -> Callable[[Step], SemanticLoss]:
+        def loss(step: Step) -> SemanticLoss:
+            options = step._asdict() | {"strength": STRENGTH, "thresholds": THRESHOLD, "ss_weight": 1.0, "impl": impl}
+            return plsp_kernels.semantic_upper_bound_loss(**options)
+
+        return loss
+
+    found = {REFERENCE: eager, COMPILED: torch.compile(eager), CLOSED_FORM: public("torch")}
+    if native.step_refusal(problem.step()) is None:
+        found[NATIVE] = public("native")
+    if problem.device.type == "cuda":
+        found[TRITON] = public("triton")
+    return found
+
+
 def loss(problem: Problem) -> dict[str, Subject]:
     """The whole loss of a step."""
     inputs = [problem.labeled, problem.weak, problem.strong, problem.weight]
 
-    def subject(function: Callable[..., Any], labels: Tensor, pseudo_labels: Tensor) -> Subject:
-        return _differentiable(
-            lambda: (
-                function(
-                    *inputs,
-                    problem.covariance,
-                    labels,
-                    problem.candidates,
-                    strength=STRENGTH,
-                    thresholds=THRESHOLD,
-                    pseudo_labels=pseudo_labels,
-                ).total
-            ),
-            inputs,
-        )
+    def subject(function: Callable[[Step], SemanticLoss], step: Step) -> Subject:
+        return _differentiable(lambda: function(step).total, inputs)
 
-    functions = _implementations("semantic_upper_bound_loss", problem)
-    subjects = {name: subject(f, problem.labels, problem.pseudo_labels) for name, f in functions.items()}
-    subjects[DISTINCT] = subject(functions[CLOSED_FORM], *problem.distinct_classes)
+    functions = _losses(problem)
+    subjects = {name: subject(function, problem.step()) for name, function in functions.items()}
+    subjects[DISTINCT] = subject(functions[CLOSED_FORM], problem.step(*problem.distinct_classes))
     if problem.covariance.dim() == 3:
         weight = problem.weight.detach().expand(problem.shape.num_classes, *problem.weight.shape)
         subjects[FLOOR] = Subject(lambda: [torch.bmm(weight, problem.covariance)])
@@ -87,7 +96,7 @@ def loss(problem: Problem) -> dict[str, Subject]:
 
 
 def quadratic_form(problem: Problem) -> dict[str, Subject]:
-    """Quadratic forms of all class pairs, of every class that the step needs."""
+    """Quadratic forms of all class pairs, for every class of the step."""
     classes = torch.cat([problem.labels, problem.pseudo_labels]).unique()
     return {
         name: _differentiable(partial(function, problem.weight, problem.covariance, classes), [problem.weight])
@@ -95,8 +104,30 @@ def quadratic_form(problem: Problem) -> dict[str, Subject]:
     }
 
 
+def class_gram(problem: Problem) -> dict[str, Subject]:
+    """Gram matrices W Σ Wᵀ for every class of the step; here the reference is torch.bmm on the gathered Σ."""
+    classes = torch.cat([problem.labels, problem.pseudo_labels]).unique()
+    weight, covariance = problem.weight.detach(), problem.covariance
+
+    def multiply() -> list[Tensor]:
+        selected = covariance[classes]
+        if covariance.dim() == 2:
+            product = weight * selected[:, None, :]
+        else:
+            product = torch.bmm(weight.expand(len(classes), *weight.shape), selected)
+        return [torch.bmm(product, weight.t().expand(len(classes), *weight.t().shape))]
+
+    def subject(impl: str) -> Subject:
+        return Subject(lambda: [torch.ops.plsp.class_gram(weight, covariance, classes, False, impl)[0]])
+
+    found = {REFERENCE: Subject(multiply), CLOSED_FORM: subject("torch")}
+    if problem.device.type == "cuda":
+        found[TRITON] = subject("triton")
+    return found
+
+
 def log_softmax(problem: Problem) -> dict[str, Subject]:
-    """Adjusted log-softmax of the strong view."""
+    """Semantic log-softmax of the strong view."""
     arguments = problem.strong, problem.weight, problem.covariance, problem.pseudo_labels
     return {
         name: _differentiable(partial(function, *arguments, strength=STRENGTH), [problem.strong, problem.weight])
@@ -105,7 +136,7 @@ def log_softmax(problem: Problem) -> dict[str, Subject]:
 
 
 def cross_entropy(problem: Problem) -> dict[str, Subject]:
-    """Adjusted cross-entropy of the labelled batch."""
+    """Semantic cross-entropy of the labelled batch."""
     arguments = problem.labeled, problem.weight, problem.covariance, problem.labels
     return {
         name: _differentiable(partial(function, *arguments, strength=STRENGTH), [problem.labeled, problem.weight])
@@ -124,7 +155,7 @@ def probit(problem: Problem) -> dict[str, Subject]:
 
 
 def covariance_update(problem: Problem) -> dict[str, Subject]:
-    """Class statistics after one more labelled batch."""
+    """Update of the class statistics with one labelled batch."""
     shape, features, labels = problem.shape, problem.features, problem.labels
     module = SemanticCovariance(shape.num_classes, shape.num_features, shape.covariance).to(features)
     eager = {name: buffer.clone() for name, buffer in module.named_buffers()}
@@ -143,7 +174,7 @@ def covariance_update(problem: Problem) -> dict[str, Subject]:
 
 
 def curriculum_update(problem: Problem) -> dict[str, Subject]:
-    """Thresholds after one more unlabelled batch, of 60,000 instances."""
+    """Update of the thresholds with one unlabelled batch, out of 60,000 instances."""
     num_classes, device = problem.shape.num_classes, problem.device
     module = CurriculumThreshold(NUM_INSTANCES, num_classes).to(device)
     assigned = module.assigned.clone()
@@ -165,17 +196,22 @@ def curriculum_update(problem: Problem) -> dict[str, Subject]:
 
 CASES: dict[str, Callable[[Problem], dict[str, Subject]]] = {
     case.__name__: case
-    for case in (loss, quadratic_form, log_softmax, cross_entropy, probit, covariance_update, curriculum_update)
+    for case in (
+        *(loss, class_gram, quadratic_form, log_softmax, cross_entropy, probit),
+        *(covariance_update, curriculum_update),
+    )
 }
 
 
 def reference_elements(case: str, problem: Problem) -> int:
-    """About how many numbers the eager reference keeps at once: twice the differences of all class pairs per sample."""
+    """Approximate number of elements the eager reference holds: twice the class-pair differences of all samples."""
     shape = problem.shape
     num_samples = shape.num_labeled + shape.num_unlabeled
     if case == "covariance_update":
         width = shape.num_features if shape.covariance == "full" else shape.num_labeled
         return 4 * shape.num_classes * shape.num_features * width
+    if case == "class_gram":
+        return 4 * problem.covariance.numel()
     samples = {
         "loss": num_samples + shape.num_unlabeled,
         "quadratic_form": min(shape.num_classes, num_samples),

@@ -1,4 +1,4 @@
-"""How the cost of the loss grows with the batch, the number of classes and the number of features."""
+"""Scaling of the loss with batch size, number of classes and number of features."""
 
 import math
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ SWEEPS = {
     "features": [FIRST._replace(num_features=count) for count in (32, 64, 128, 256, 512, 1024)],
 }
 _VARIED = {"batch": "num_unlabeled", "classes": "num_classes", "features": "num_features"}
-_EAGER_BYTES = 2**30  # the reference is swept as far as it stays quick
+_EAGER_BYTES = 2**30  # limit of the reference in a sweep
 
 
 def measure_sweep(name: str, device: torch.device, *, seconds: float) -> Iterator[Row]:
@@ -30,7 +30,7 @@ def measure_sweep(name: str, device: torch.device, *, seconds: float) -> Iterato
 
 
 def points(rows: list[dict[str, str]], name: str, subject: str) -> list[tuple[int, float]]:
-    """(size, milliseconds of a step) of one sweep, by size."""
+    """(size, milliseconds per step) of one sweep, sorted by size."""
     return sorted(
         (int(row[_VARIED[name]]), float(row["step_ms"]))
         for row in rows
@@ -39,7 +39,7 @@ def points(rows: list[dict[str, str]], name: str, subject: str) -> list[tuple[in
 
 
 def exponent(measured: list[tuple[int, float]]) -> float:
-    """Slope of log time over log size by least squares, of the last three points: where the growth has set in."""
+    """Least-squares slope of log time over log size for the last three points, the asymptotic regime."""
     x, y = ([math.log(value) for value in values] for values in zip(*measured[-3:], strict=True))
     mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
     covariance = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))

@@ -1,8 +1,9 @@
-"""The README's speed tables, from measured rows.
+"""Generate the speed tables of README.md and docs/benchmarks.md from measured rows.
 
     python -m benchmarks.table benchmarks/results/<machine>.csv
 
-writes them between the two speed markers of README.md; the first marker remembers the file.
+Writes between the two speed markers of each page: the short table into the README, all tables into docs/benchmarks.md.
+The first marker records the CSV file.
 """
 
 import argparse
@@ -12,63 +13,106 @@ from pathlib import Path
 
 from benchmarks import results
 from benchmarks.shapes import SHAPES
-from benchmarks.subjects import CASES, CLOSED_FORM, COMPILED, DISTINCT, REFERENCE, STATE, TRITON
+from benchmarks.subjects import CASES, CLOSED_FORM, COMPILED, DISTINCT, NATIVE, OURS, REFERENCE, STATE, TRITON
 from benchmarks.sweeps import SWEEPS, exponent, points
 from benchmarks.training_step import PARTS
-from plsp_train.checkpoint import write_atomically
+from plsp_train.files import write_atomically
 
 ROOT = Path(__file__).parent.parent
-README = ROOT / "README.md"
+README, BENCHMARKS = ROOT / "README.md", ROOT / "docs" / "benchmarks.md"
 SECTION = re.compile(r"(<!-- speed: (?P<csv>\S+) -->\n).*?(<!-- /speed -->)", re.DOTALL)
 
 Rows = list[dict[str, str]]
 
 
 def latest(rows: Rows) -> Rows:
-    """Of every measurement the last one."""
+    """Keep the last row of every measurement."""
     keys = ("case", "name", "num_labeled", "num_unlabeled", "num_classes", "num_features", "subject")
     return list({tuple(row.get(key, "") for key in keys): row for row in rows}.values())
 
 
+class Measured:
+    """Latest row of every measurement, by case, shape and subject."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = latest(rows)
+        self.found = {(row["case"], row["name"], row["subject"]): row for row in self.rows}
+        rows_of_loss = {name: self.ours("loss", name) for name in SHAPES}
+        self.losses = {name: row for name, row in rows_of_loss.items() if row is not None}
+        last = self.losses[max(self.losses, key=list(SHAPES).index)]
+        self.machine = f"{last['hardware']}, torch {last['torch']}"
+
+    @property
+    def shapes(self) -> list[str]:
+        return list(self.losses)
+
+    def ours(self, case: str, name: str) -> dict[str, str] | None:
+        """Row of the implementation that impl="auto" selects, or of a state update."""
+        return next((row for subject in (*OURS, STATE) if (row := self.found.get((case, name, subject)))), None)
+
+    def rows_of(self, case: str, subject: str) -> dict[str, dict[str, str]]:
+        """Rows of a subject, by shape."""
+        return {key[1]: row for key, row in self.found.items() if (key[0], key[2]) == (case, subject)}
+
+
+def summary(rows: Rows) -> str:
+    """Markdown for the README: one step compared with the eager reference, in a narrow table."""
+    measured = Measured(rows)
+    body = []
+    for name, ours in measured.losses.items():
+        eager = measured.found.get(("loss", name, REFERENCE))
+        speedup = _times(ours["times_faster_than_reference"])
+        body.append(
+            [
+                f"{name} ({ours['num_classes']} classes)",
+                _time(eager).split(":")[0],
+                _time(ours) + (f" ({speedup})" if speedup else ""),
+                _memory(eager, ours),
+            ]
+        )
+    return "\n\n".join(
+        [
+            f"One step of the loss, forward and backward, float32, {measured.machine}:",
+            _table(["shape", "eager", "fused", "extra memory"], body) + "\n",
+        ]
+    )
+
+
 def render(rows: Rows) -> str:
-    """Markdown: the whole loss, every function, growth; what stands in the README."""
-    rows = latest(rows)
-    found = {(row["case"], row["name"], row["subject"]): row for row in rows}
-    ours = TRITON if any(row["subject"] == TRITON for row in rows) else CLOSED_FORM
-    shapes = [name for name in SHAPES if ("loss", name, ours) in found]
-    last = found["loss", shapes[-1], ours]
+    """Markdown for docs/benchmarks.md: the whole loss, every function, scaling, a training step."""
+    measured = Measured(rows)
+    rows, found, shapes = measured.rows, measured.found, measured.shapes
+    subjects = [subject for subject in (CLOSED_FORM, NATIVE, TRITON) if measured.rows_of("loss", subject)]
     parts = [
-        f"{last['hardware']}, torch {last['torch']}, float32. One step of the loss, forward and backward:",
+        f"{measured.machine}, float32. One step of the loss, forward and backward:",
         _table(
             [
                 "shape",
                 "eager reference",
-                "its torch.compile",
-                ours,
+                "compiled reference",
+                *subjects,
                 "speed-up",
-                "of one bare bmm(W, Σ)",
+                "relative to bmm(W, Σ)",
                 "extra memory",
             ],
             [
                 [
-                    _shape(found["loss", name, ours]),
-                    _time(found.get(("loss", name, REFERENCE))),
-                    _time(found.get(("loss", name, COMPILED))),
-                    _time(found["loss", name, ours]),
-                    _times(found["loss", name, ours]["times_faster_than_reference"]),
-                    _times(found["loss", name, ours]["times_bare_bmm"]),
-                    _memory(found.get(("loss", name, REFERENCE)), found["loss", name, ours]),
+                    _shape(ours),
+                    *(_time(found.get(("loss", name, subject))) for subject in (REFERENCE, COMPILED, *subjects)),
+                    _times(ours["times_faster_than_reference"]),
+                    _times(ours["times_bare_bmm"]),
+                    _memory(found.get(("loss", name, REFERENCE)), ours),
                 ]
-                for name in shapes
+                for name, ours in measured.losses.items()
             ],
         ),
-        "Speed-up of every function over its eager reference, forward and backward where it is differentiable:",
+        "Speed-up of each function over its eager reference, forward and backward where it is differentiable:",
         _table(
             ["", *shapes],
             [
                 [
                     f"`{case}`",
-                    *(_speedup(found, case, name, STATE if (case, name, STATE) in found else ours) for name in shapes),
+                    *(_speedup(found.get((case, name, REFERENCE)), measured.ours(case, name)) for name in shapes),
                 ]
                 for case in CASES
                 if case != "loss" and any((case, name, REFERENCE) in found for name in shapes)
@@ -78,14 +122,12 @@ def render(rows: Rows) -> str:
     distinct = found.get(("loss", "cifar100", DISTINCT))
     if distinct is not None:
         ratio = _times(distinct["times_bare_bmm"])
-        parts.append(f"The cifar100 step with a class of its own for every sample takes {ratio} the bare bmm.")
+        parts.append(f"Worst case at the cifar100 shape (every sample from a different class): {ratio} the bare `bmm`.")
     slopes = [
-        f"{exponent(measured):.2f} in the {'number of ' * (name != 'batch')}{name}"
-        for name in SWEEPS
-        if len(measured := points(rows, name, ours)) >= 3
+        f"{exponent(sizes):.2f} in {name}" for name in SWEEPS if len(sizes := points(rows, name, CLOSED_FORM)) >= 3
     ]
     if slopes:
-        parts.append(f"The cost of a step grows with the power {', '.join(slopes)} (fitted to the last three sizes).")
+        parts.append(f"Scaling exponents of a step, fitted to the last three sizes: {', '.join(slopes)}.")
     steps = [row for row in rows if row["case"] == "training_step"]
     if steps:
         parts.append("One training step of `plsp_train`, in milliseconds:")
@@ -133,8 +175,7 @@ def _memory(reference: dict[str, str] | None, ours: dict[str, str]) -> str:
     return " → ".join(f"{float(size):,.0f}" if float(size) >= 10 else f"{float(size):.1f}" for size in sizes) + " MiB"
 
 
-def _speedup(found: dict[tuple[str, str, str], dict[str, str]], case: str, name: str, subject: str) -> str:
-    row, eager = found.get((case, name, subject)), found.get((case, name, REFERENCE))
+def _speedup(eager: dict[str, str] | None, row: dict[str, str] | None) -> str:
     if row is None or eager is None:
         return ""
     return _times(row["times_faster_than_reference"]) or eager["note"].split(":")[0]
@@ -147,25 +188,33 @@ def _table(header: list[str], body: list[list[str]]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.table", description=__doc__.split("\n")[0])
-    parser.add_argument("csv", type=Path, help="measured rows, benchmarks/results/<machine>.csv")
+    parser.add_argument("csv", type=Path, help="measured rows: benchmarks/results/<machine>.csv")
     path = parser.parse_args().csv
-    text = README.read_text(encoding="utf-8")
     try:
         rows = results.read(path)
         if not rows:
             raise ValueError(f"{path} holds no rows: run python -m benchmarks first")
         marker = f"<!-- speed: {path.resolve().relative_to(ROOT).as_posix()} -->\n"
-        changed, count = SECTION.subn(lambda match: marker + render(rows) + match[3], text)
-        if count != 1:
-            raise ValueError("README.md must have the two speed markers once")
+        pages = {page: _with_section(page, marker, made(rows)) for page, made in PAGES.items()}
     except KeyError as missing:
         print(f"benchmarks.table: error: {path} holds no rows of python -m benchmarks: no {missing}", file=sys.stderr)
         return 2
     except (ValueError, OSError) as error:
         print(f"benchmarks.table: error: {error}", file=sys.stderr)
         return 2
-    write_atomically(README, changed.encode())
+    for page, text in pages.items():
+        write_atomically(page, text.encode())
     return 0
+
+
+def _with_section(page: Path, marker: str, section: str) -> str:
+    text, count = SECTION.subn(lambda match: marker + section + match[3], page.read_text(encoding="utf-8"))
+    if count != 1:
+        raise ValueError(f"{page.name} must contain both speed markers exactly once")
+    return text
+
+
+PAGES = {README: summary, BENCHMARKS: render}
 
 
 if __name__ == "__main__":

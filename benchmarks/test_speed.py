@@ -11,13 +11,13 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from benchmarks.problem import Problem
 from benchmarks.shapes import SHAPES
-from benchmarks.subjects import CASES, CLOSED_FORM, COMPILED, FLOOR, REFERENCE, STATE, TRITON, reference_elements
+from benchmarks.subjects import CASES, COMPILED, FLOOR, OURS, REFERENCE, STATE, reference_elements
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-EAGER_ELEMENTS = 2**28  # beyond, one call of the eager reference takes seconds: `python -m benchmarks` measures it once
+EAGER_ELEMENTS = 2**28  # beyond this, an eager call takes seconds; `python -m benchmarks` times it once
 
 
-@pytest.mark.parametrize("subject", [REFERENCE, COMPILED, CLOSED_FORM, TRITON, STATE, FLOOR])
+@pytest.mark.parametrize("subject", [REFERENCE, COMPILED, *OURS, STATE, FLOOR])
 @pytest.mark.parametrize("shape", [name for name in SHAPES if not name.startswith("large")])
 @pytest.mark.parametrize("case", CASES)
 def test_speed(benchmark: BenchmarkFixture, case: str, shape: str, subject: str) -> None:

@@ -1,4 +1,4 @@
-"""Times that can be compared: all subjects take turns in one process."""
+"""Comparable times: all subjects are timed interleaved in one process."""
 
 import statistics
 import time
@@ -8,13 +8,13 @@ from typing import NamedTuple
 import torch
 
 TURNS = 5
-MOST_CALLS = 60  # of one turn
-SLOW_SECONDS = 3.0  # a call that takes longer is timed once
-_FLUSH_BYTES = 256 * 2**20  # more than the second-level cache of any GPU
+MOST_CALLS = 60  # per turn
+SLOW_SECONDS = 3.0  # slower calls are timed once
+_FLUSH_BYTES = 256 * 2**20  # exceeds the L2 cache of any GPU
 
 
 class Timing(NamedTuple):
-    """Seconds of one call: the median and the quartiles around it."""
+    """Seconds per call: median and quartiles."""
 
     median: float
     low: float
@@ -23,7 +23,7 @@ class Timing(NamedTuple):
 
 
 class Clock:
-    """Times one call on a device: the wall on a CPU, events on a GPU after its caches were flushed."""
+    """Times one call: wall time on a CPU, events on a GPU after flushing its caches."""
 
     def __init__(self, device: torch.device) -> None:
         self._gpu = device.type == "cuda"
@@ -45,10 +45,10 @@ class Clock:
 
 
 def interleaved(subjects: Mapping[str, Callable[[], object]], clock: Clock, seconds: float) -> dict[str, Timing]:
-    """About `seconds` of calls of each subject, all of them called before.
+    """Time about `seconds` of calls of each subject; all must be warmed up.
 
-    They take turns of several calls each, after one that is not counted: a subject that fills gigabytes must not bill
-    the next one for cold caches and returned pages. A slow subject is timed once.
+    Subjects take turns of several calls, the first of which is not counted: a subject that allocates gigabytes must not
+    charge the next one for cold caches and page faults. A slow subject is timed once.
     """
     times = {name: [clock(subject)] for name, subject in subjects.items()}
     for _ in range(TURNS):

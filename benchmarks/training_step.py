@@ -1,10 +1,10 @@
-"""Where a training step of plsp_train spends its time, beside the same trainer with eager parts.
+"""Profile a training step of plsp_train against the same trainer with eager parts.
 
     python -m benchmarks.training_step --dataset fmnist --data-root data
 
-The eager trainer computes the loss by the reference and augments image by image with torchvision. Both take turns.
-Parts are timed where they are called, so only on a CPU, where a call returns when its work is done. Rows are appended
-to benchmarks/results/<machine>.csv.
+The eager trainer uses the reference loss and per-image torchvision augmentation. Both trainers are timed interleaved.
+Parts are timed around their calls, which is valid only on a CPU, where calls are synchronous. Appends rows to
+benchmarks/results/<machine>.csv.
 """
 
 import argparse
@@ -23,16 +23,16 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-import plsp_train.methods.plsp
 from benchmarks import results
 from benchmarks.measure import Row
 from benchmarks.per_image import PerImageAugmentation
 from benchmarks.timing import TURNS
-from plsp_kernels import SemanticLoss
+from plsp_kernels import SemanticLoss, SemanticUpperBoundLoss
 from plsp_train.config import build_config
-from plsp_train.data import AUGMENT_POLICIES, IndexSampler, TrainTestData, load_dataset
-from plsp_train.engine import Engine, draw_candidates
-from plsp_train.report import Reporter
+from plsp_train.console import SilentReporter
+from plsp_train.data import IndexSampler, Source
+from plsp_train.engine import Engine
+from plsp_train.preparation import load_source, prepare
 
 STAGE, EPOCH = "train", 1
 PARTS = ("data", "augmentation", "network", "loss", "state", "optimiser", "rest")
@@ -47,7 +47,7 @@ def timed(part: str, seconds: dict[str, float]) -> Iterator[None]:
 
 
 def timed_method(owner: Any, name: str, part: str, seconds: dict[str, float]) -> Any:
-    """A patch under which the function adds its time to the part."""
+    """Patch the function so that it adds its time to the part."""
     function = getattr(owner, name)
 
     @functools.wraps(function)
@@ -58,27 +58,36 @@ def timed_method(owner: Any, name: str, part: str, seconds: dict[str, float]) ->
     return mock.patch.object(owner, name, wrapper)
 
 
-def timed_loss(seconds: dict[str, float]) -> Any:
-    """A patch under which the loss is differentiated at once, so that its backward is timed apart from the network's.
+def timed_loss(module: SemanticUpperBoundLoss, seconds: dict[str, float]) -> Any:
+    """Patch the module's forward to time the state updates and the loss separately.
 
-    What it returns has the same gradients: the scalar product of each input with its gradient.
+    The loss is differentiated immediately, so that its backward is timed separately from that of the network. The patch
+    returns the sum of each input times its gradient, which has the same gradients.
     """
-    function = plsp_train.methods.plsp.semantic_upper_bound_loss
+    function: Any = module.forward
 
-    def wrapper(*args: Tensor, **options: Any) -> SemanticLoss:
-        inputs, others = args[:4], args[4:]
+    def wrapper(*args: Tensor, labeled_features: Tensor, index: Tensor, **options: Any) -> SemanticLoss:
+        inputs, (labels, candidates) = args[:4], args[4:]
         leaves = [tensor.detach().requires_grad_() for tensor in inputs]
+        with timed("state", seconds):
+            module.covariance.update(labeled_features.detach(), labels)
+        module.eval()  # computes the loss only; the updates are timed around it
         with timed("loss", seconds):
-            loss = function(*leaves, *others, **options)
+            loss = function(
+                *leaves, labels, candidates, labeled_features=labeled_features.detach(), index=index, **options
+            )
             gradients = torch.autograd.grad(loss.total, leaves)
+        module.train()
+        with timed("state", seconds):
+            module.record(index, loss, candidates)
         products = [(tensor * gradient).sum() for tensor, gradient in zip(inputs, gradients, strict=True)]
         return loss._replace(total=torch.stack(products).sum())
 
-    return mock.patch.object(plsp_train.methods.plsp, "semantic_upper_bound_loss", wrapper)
+    return mock.patch.object(module, "forward", wrapper)
 
 
 def time_parts(engine: Engine, steps: int) -> dict[str, float]:
-    """Mean seconds of each part of a step."""
+    """Return the mean seconds of each part of a step."""
     method: Any = engine.method
     seconds: dict[str, float] = defaultdict(float)
     with ExitStack() as patches:
@@ -88,9 +97,7 @@ def time_parts(engine: Engine, steps: int) -> dict[str, float]:
             timed_method(engine.augmentation, "strong", "augmentation", seconds),
             timed_method(engine.model, "features", "network", seconds),
             timed_method(torch.Tensor, "backward", "network", seconds),
-            timed_loss(seconds),
-            timed_method(method.covariance, "update", "state", seconds),
-            timed_method(method.curriculum, "update", "state", seconds),
+            timed_loss(method.loss, seconds),
             timed_method(engine.optimizer, "step", "optimiser", seconds),
         ):
             patches.enter_context(patch)
@@ -102,16 +109,17 @@ def time_parts(engine: Engine, steps: int) -> dict[str, float]:
 
 
 def run_steps(engine: Engine, steps: int) -> int:
-    """The number of images of the last step."""
+    """Run the steps and return the number of images of the last one."""
     for _ in range(steps):
         step = engine._step(STAGE, EPOCH)
     return step.num_images
 
 
-def build(name: str, data: TrainTestData, data_root: str, folder: str) -> Engine:
-    impl = "torch" if name == OURS else "reference"
-    config = build_config({"dataset": data.name, "data_root": data_root, "device": "cpu", "impl": impl})
-    engine = Engine(config, data, draw_candidates(config, data), Path(folder), Reporter())
+def build(name: str, source: Source, data_root: str, folder: str) -> Engine:
+    impl = "auto" if name == OURS else "reference"
+    config = build_config({"dataset": source.name, "data_root": data_root, "device": "cpu", "impl": impl})
+    data, candidates = prepare(config, source)
+    engine = Engine(config, data, candidates, Path(folder), SilentReporter())
     if name == EAGER:
         engine.augmentation = engine.method.task.augmentation = PerImageAugmentation(data, torch.channels_last)
     engine.method.start_epoch(STAGE, EPOCH)
@@ -119,13 +127,13 @@ def build(name: str, data: TrainTestData, data_root: str, folder: str) -> Engine
     return engine
 
 
-def measure(data: TrainTestData, data_root: str, steps: int) -> list[Row]:
-    names = (OURS, EAGER) if data.name in AUGMENT_POLICIES else (OURS,)
+def measure(source: Source, data_root: str, steps: int) -> list[Row]:
+    names = (OURS, EAGER) if source.is_image else (OURS,)
     whole: dict[str, list[float]] = {name: [] for name in names}
     parts: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     images = {}
     with tempfile.TemporaryDirectory() as folder:
-        engines = {name: build(name, data, data_root, folder) for name in names}
+        engines = {name: build(name, source, data_root, folder) for name in names}
         for _ in range(TURNS):
             for name, engine in engines.items():
                 images[name] = run_steps(engine, 2)
@@ -137,7 +145,7 @@ def measure(data: TrainTestData, data_root: str, steps: int) -> list[Row]:
     return [
         {
             "case": "training_step",
-            "name": data.name,
+            "name": source.name,
             "subject": name,
             "step_ms": round(1e3 * medians[name], 3),
             "step_low_ms": round(1e3 * min(whole[name]), 3),
@@ -157,21 +165,21 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--dataset", choices=AUGMENT_POLICIES, default="digits")
-    parser.add_argument("--data-root", default="data", help="folder of the data sets")
-    parser.add_argument("--steps", type=int, default=20, help="steps of a turn")
+    parser.add_argument("--dataset", choices=("digits", "fmnist", "cifar10", "cifar100"), default="digits")
+    parser.add_argument("--data-root", default="data", help="directory of the data sets")
+    parser.add_argument("--steps", type=int, default=20, help="steps per turn")
     arguments = parser.parse_args()
     try:
-        data = load_dataset(arguments.dataset, arguments.data_root)
+        source = load_source({"dataset": arguments.dataset, "data_root": arguments.data_root})
     except (ValueError, OSError, ImportError) as error:
         print(f"benchmarks.training_step: error: {error}", file=sys.stderr)
         return 2
     device = torch.device("cpu")
     shared = results.environment(device)
-    print(f"{data.name}; {shared['hardware']}, torch {shared['torch']}")
-    found = measure(data, arguments.data_root, arguments.steps)
+    print(f"{source.name}; {shared['hardware']}, torch {shared['torch']}")
+    found = measure(source, arguments.data_root, arguments.steps)
     for row in found:
-        print(f"{row['subject']}: {row['step_ms']} ms a step, {row['images_per_second']:,} images/s")
+        print(f"{row['subject']}: {row['step_ms']} ms per step, {row['images_per_second']:,} images/s")
         total = sum(row[f"{part}_ms"] for part in PARTS)
         for part in PARTS:
             print(f"  {part:<14}{row[f'{part}_ms']:>10.3f} ms {row[f'{part}_ms'] / total:>8.1%}")

@@ -1,5 +1,6 @@
-"""The benchmarks run, agree with the reference, and the README shows what was measured."""
+"""The benchmarks run, agree with the reference, and the speed tables show what was measured."""
 
+import json
 import math
 import subprocess
 import sys
@@ -8,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks import gpu_check, results, table
 from benchmarks import measure as measuring
-from benchmarks import results, table
 from benchmarks.measure import Disagreement, largest_error, measure
 from benchmarks.problem import Problem
 from benchmarks.shapes import Shape
@@ -22,11 +23,14 @@ CPU = torch.device("cpu")
 SMALL = Shape("small", 6, 10, 5, 7)
 
 
-def test_readme_shows_the_measured_rows() -> None:
-    found = table.SECTION.search(table.README.read_text(encoding="utf-8"))
-    assert found is not None, "README.md has lost its speed markers"
+@pytest.mark.parametrize("page", table.PAGES, ids=lambda page: page.name)
+def test_speed_tables_show_the_measured_rows(page: Path) -> None:
+    found = table.SECTION.search(page.read_text(encoding="utf-8"))
+    assert found is not None, f"{page.name} has lost its speed markers"
     rows = results.read(ROOT / found["csv"])
-    assert found[0] == f"{found[1]}{table.render(rows)}{found[3]}", f"run python -m benchmarks.table {found['csv']}"
+    assert found[0] == f"{found[1]}{table.PAGES[page](rows)}{found[3]}", (
+        f"run python -m benchmarks.table {found['csv']}"
+    )
 
 
 @pytest.mark.parametrize("covariance", ["full", "diagonal"])
@@ -45,7 +49,7 @@ def test_every_case_is_measured_and_agrees(case: str, covariance: str) -> None:
             assert float(row["error"]) < 1e-4
 
 
-def test_a_wrong_implementation_has_no_speed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_result_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(problem: Problem) -> dict[str, Subject]:
         subjects = CASES["probit"](problem)
         return {
@@ -58,7 +62,7 @@ def test_a_wrong_implementation_has_no_speed_up(monkeypatch: pytest.MonkeyPatch)
         measure("probit", SMALL, CPU, seconds=0)
 
 
-def test_a_reference_that_does_not_fit_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reference_that_does_not_fit_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "available_bytes", lambda device: 1000)
     rows = {row["subject"]: row for row in measure("loss", SMALL, CPU, seconds=0)}
     assert "does not fit" in rows[REFERENCE]["note"]
@@ -67,13 +71,13 @@ def test_a_reference_that_does_not_fit_says_so(monkeypatch: pytest.MonkeyPatch) 
     assert rows[FLOOR]["times_bare_bmm"] == 1
 
 
-def test_nan_is_no_agreement() -> None:
+def test_nan_does_not_count_as_agreement() -> None:
     one = [torch.ones(2)]
     assert largest_error([torch.tensor([1.0, 1.5])], one) == 0.5
     assert math.isnan(largest_error([torch.tensor([1.0, math.nan])], one))
 
 
-def test_subjects_take_turns_and_slow_ones_are_timed_once() -> None:
+def test_subjects_are_interleaved_and_slow_ones_timed_once() -> None:
     calls: list[str] = []
 
     class FakeClock(Clock):
@@ -92,7 +96,7 @@ def test_exponent_is_the_slope_of_the_last_points() -> None:
     assert exponent([(1, 100.0), (2, 5.0), (4, 20.0), (8, 80.0)]) == pytest.approx(2)
 
 
-def test_points_of_a_sweep_come_by_size_whenever_they_were_measured() -> None:
+def test_points_of_a_sweep_are_sorted_by_size() -> None:
     row = {"name": "sweep over batch", "subject": CLOSED_FORM, "step_ms": "2"}
     rows = [row | {"num_unlabeled": "64"}, row | {"num_unlabeled": "16"}, row | {"num_unlabeled": "32", "step_ms": ""}]
     assert points(rows, "batch", CLOSED_FORM) == [(16, 2.0), (64, 2.0)]
@@ -105,6 +109,24 @@ def test_rows_are_appended_and_new_columns_stay_empty_in_old_rows(tmp_path: Path
     assert results.read(path) == [{"a": "1", "b": ""}, {"a": "2", "b": "x, y"}]
 
 
+@pytest.mark.parametrize(("failed", "code"), [("", 0), ("tests", 1), ("benchmark", 1)])
+def test_gpu_check_writes_one_file_whatever_fails(
+    failed: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = {name: {"exit_code": int(name == failed)} for name in ("tests", "benchmark")}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu_check, "check", lambda device: report)
+    assert gpu_check.main(["--out", str(tmp_path / "deep" / "report.json")]) == code
+    assert json.loads((tmp_path / "deep" / "report.json").read_text()) == report
+
+
+def test_gpu_check_keeps_the_output_of_a_command() -> None:
+    found = gpu_check.run("benchmarks.table", "nowhere.csv")
+    assert found["command"] == "python -m benchmarks.table nowhere.csv"
+    assert found["exit_code"] == 2
+    assert "holds no rows" in found["output"]
+
+
 def test_quick_mode_runs() -> None:
     command = [sys.executable, "-m", "benchmarks", "--quick"]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -115,14 +137,15 @@ def test_quick_mode_runs() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["benchmarks", "--device", "cuda"], "torch sees no GPU"),
+        (["benchmarks", "--device", "cuda"], "torch found no GPU"),
+        (["benchmarks.gpu_check"], "torch found no GPU"),
         (["benchmarks.table", "nowhere.csv"], "holds no rows"),
         (["benchmarks.table", "README.md"], "holds no rows of python -m benchmarks: no 'case'"),
         (["benchmarks.training_step", "--dataset", "cifar10", "--data-root", "nowhere"], "nowhere"),
     ],
 )
-def test_wrong_input_is_one_line(arguments: list[str], message: str) -> None:
-    if "cuda" in arguments and torch.cuda.is_available():
+def test_invalid_input_is_a_one_line_error(arguments: list[str], message: str) -> None:
+    if "no GPU" in message and torch.cuda.is_available():
         pytest.skip("there is a GPU")
     found = subprocess.run([sys.executable, "-m", *arguments], cwd=ROOT, capture_output=True, text=True)
     assert found.returncode == 2

@@ -1,1 +1,1 @@
-"""What can be said about the kernels on GPUs without a GPU: compiled ahead of time and counted, never measured."""
+"""Static analysis of the GPU kernels without a GPU: compiled ahead of time and counted, never measured."""

@@ -1,11 +1,11 @@
-"""What the compilers make of the kernels, and the least time they can take, for GPUs that are not here.
+"""Compile the kernels for GPU targets and compute roofline times, without a GPU.
 
     python -m benchmarks.gpu_static --quick                               # one target, the fmnist shape
     python -m benchmarks.gpu_static --target sm_90 --shape cifar100
     python -m benchmarks.gpu_static --write                               # everything, into docs/gpu-static.md
 
-Everything is computed and nothing measured. The exit code is 1 if a kernel spills registers in float32 at the shape of
-a preset, or does not compile.
+Everything is computed, nothing measured. The exit code is 1 if a kernel does not compile or spills registers in float32
+at the shape of a preset.
 """
 
 import argparse
@@ -14,11 +14,11 @@ import time
 from collections.abc import Sequence
 
 from benchmarks.gpu_static import report
+from benchmarks.gpu_static.ahead_of_time import TARGETS
 from benchmarks.gpu_static.calls import DTYPES, FUNCTIONS
 from benchmarks.gpu_static.compilation import binaries, compile_all
 from benchmarks.gpu_static.roofline import roofline
 from benchmarks.shapes import SHAPES
-from plsp_kernels.triton_impl.aot import TARGETS
 
 QUICK = {"target": ["sm_80"], "shape": ["fmnist"], "dtype": ["float32"]}
 
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--target", nargs="+", choices=TARGETS, default=[*TARGETS])
     parser.add_argument("--shape", nargs="+", choices=SHAPES, default=[*SHAPES])
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=[*DTYPES])
-    parser.add_argument("--quick", action="store_true", help="sm_80, fmnist and float32 alone")
+    parser.add_argument("--quick", action="store_true", help="only sm_80, fmnist and float32")
     parser.add_argument("--write", action="store_true", help="write docs/gpu-static.md and its CSV files")
     options = parser.parse_args(arguments)
     if options.quick:
@@ -52,11 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for impl in ("triton", "reference")
         for row in roofline(function, shape, dtype, impl)
     ]
-    print("Computed from compiled code and from counts; nothing here was measured on a GPU.")
+    print("Computed from compiled code and operation counts; nothing was measured on a GPU.")
     for dtype in options.dtype:
         print(f"\n{dtype}: registers per thread · shared bytes · resident blocks (computed)\n")
         print(report.resources(compiled, dtype))
-        print(f"\n{dtype}: kernels / eager reference, forward and backward, least time (computed)\n")
+        print(f"\n{dtype}: kernels / eager reference, forward and backward, roofline time (computed)\n")
         print(report.totals(counted, dtype))
     if options.write:
         report.write(compiled, counted)

@@ -1,4 +1,4 @@
-"""Every binary of every kernel: what the compilers made of it at each target, shape and dtype."""
+"""Compiles every binary of every kernel, for each target, shape and dtype."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -6,11 +6,11 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 
+from benchmarks.gpu_static import ahead_of_time
 from benchmarks.gpu_static.calls import FUNCTIONS, call
 from benchmarks.gpu_static.instructions import CLASSES, instruction_mix
 from benchmarks.gpu_static.occupancy import resident_blocks
 from benchmarks.shapes import Shape
-from plsp_kernels.triton_impl import aot
 
 Row = dict[str, str]
 """One binary; the columns are those of the CSV."""
@@ -22,41 +22,41 @@ COLUMNS = (
 
 @dataclass
 class Binary:
-    launch: aot.Launch
-    specialised: aot.Specialised
+    launch: ahead_of_time.Launch
+    specialised: ahead_of_time.Specialised
     shapes: list[str]
     dtypes: list[str]
 
 
 def binaries(targets: Iterable[str], shapes: Iterable[Shape], dtypes: Iterable[str]) -> list[Binary]:
-    """What the public functions would launch; launches that share a binary are one."""
+    """Binaries that the public functions would launch; launches with the same binary are merged."""
     found: dict[tuple[str, ...], Binary] = {}
     targets = list(targets)
     for dtype in dtypes:
         for shape in shapes:
             for launch in _launches(shape, dtype):
                 for target in targets:
-                    specialised = aot.specialise(launch, target)
+                    specialised = ahead_of_time.specialise(launch, target)
                     binary = found.setdefault(specialised.key, Binary(launch, specialised, [], []))
                     binary.shapes += [shape.name] if shape.name not in binary.shapes else []
                     binary.dtypes += [dtype] if dtype not in binary.dtypes else []
     return sorted(found.values(), key=lambda binary: targets.index(binary.specialised.target))
 
 
-def _launches(shape: Shape, dtype: str) -> list[aot.Launch]:
-    """Of every function, with Σ as the shape has it and with diagonals."""
-    with aot.recording() as launches:
+def _launches(shape: Shape, dtype: str) -> list[ahead_of_time.Launch]:
+    """Launches of every function, with the covariance kind of the shape and with diagonal covariances."""
+    with ahead_of_time.recording() as launches:
         for covariance in {shape.covariance: None, "diagonal": None}:
             for function in FUNCTIONS:
                 call(function, shape._replace(covariance=covariance), dtype, "triton")
     return launches
 
 
-_binaries: list[Binary] = []  # workers are forked and find here what cannot be sent to them
+_binaries: list[Binary] = []  # inherited by forked workers, as it cannot be pickled
 
 
 def compile_all(every: Sequence[Binary]) -> list[Row]:
-    """One row per binary, compiled by as many processes as there are cores."""
+    """Compile with one process per core; returns one row per binary."""
     _binaries[:] = every
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("fork")) as pool:
         return list(pool.map(_compile, range(len(every))))
@@ -76,8 +76,8 @@ def _compile(index: int) -> Row:
         "stages": str(options["num_stages"]),
     }
     try:
-        compiled = aot.compile_kernel(binary.specialised)
-    except Exception as error:  # a target that this Triton's compilers do not know must not hide the others
+        compiled = ahead_of_time.compile_kernel(binary.specialised)
+    except Exception as error:  # a target unknown to the installed Triton must not hide the others
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         return row | {"note": f"not compiled: {reason}"}
     resident = resident_blocks(

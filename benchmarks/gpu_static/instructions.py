@@ -1,11 +1,11 @@
-"""How many instructions of each class stand in a kernel's machine code. How often each runs is not known."""
+"""Static instruction counts by class in the machine code of a kernel. Execution counts are unknown."""
 
 import re
 from collections import Counter
 
 CLASSES = ("matrix", "float", "special", "shared", "global", "async copy", "local", "control", "other")
 
-_SASS = {  # opcodes of nvdisasm, by what they begin with
+_SASS = {  # opcode prefixes in nvdisasm output
     "matrix": r"\w*MMA",
     "special": "MUFU",
     "async copy": "LDGSTS|UBLKCP|UTMALDG",
@@ -29,7 +29,7 @@ _AMDGCN_LINE = re.compile(r"^\s+((?:v|s|ds|global|buffer|flat|scratch)_\w+)", re
 
 
 def instruction_mix(assembly: str) -> dict[str, int]:
-    """Counts by class. Padding (NOP) is left out."""
+    """Count instructions by class, excluding padding (NOP)."""
     amd = "amdgcn" in assembly
     patterns = {name: re.compile(pattern) for name, pattern in (_AMDGCN if amd else _SASS).items()}
     counts: Counter[str] = Counter()

@@ -1,10 +1,10 @@
-"""How many programs of a kernel one multiprocessor holds at a time, by the published limits of each target."""
+"""Occupancy: resident programs per multiprocessor, from the published limits of each target."""
 
 from typing import NamedTuple
 
 
 class Limits(NamedTuple):
-    """Of one streaming multiprocessor (NVIDIA) or compute unit (AMD); a warp is a wavefront on AMD."""
+    """Limits of one streaming multiprocessor (NVIDIA) or compute unit (AMD); a warp is a wavefront on AMD."""
 
     warps: int
     blocks: int
@@ -12,11 +12,11 @@ class Limits(NamedTuple):
     """Counted per warp: registers per thread are multiplied by the threads of a warp. There are four partitions."""
     warp_size: int
     register_unit: int
-    """Registers are given to a warp in multiples of this."""
+    """Allocation granularity of registers per warp."""
     shared_bytes: int
     shared_unit: int
     shared_reserved: int
-    """Taken by the system from every block."""
+    """Reserved by the system in every block."""
     tensor_columns: int = 0
     source: str = "CUDA C++ Programming Guide, technical specifications per compute capability"
 
@@ -42,7 +42,7 @@ class Resident(NamedTuple):
 
 
 def resident_blocks(target: str, num_warps: int, registers: int, shared_bytes: int, tensor_columns: int) -> Resident:
-    """Blocks of num_warps warps that fit together, and what keeps one more from fitting."""
+    """Number of resident blocks of num_warps warps, and the resource that limits it."""
     limits = LIMITS[target]
     warp_registers = _rounded(max(registers, 1) * limits.warp_size, limits.register_unit)
     shared = _rounded(shared_bytes + limits.shared_reserved, limits.shared_unit)

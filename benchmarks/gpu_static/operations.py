@@ -1,8 +1,8 @@
-"""Floating-point operations of one launch of each Triton kernel, the padding of its tiles included.
+"""Floating-point operations of one launch of each Triton kernel, including tile padding.
 
-Products of matrices are exact. Of the rest only what is done per pair of classes (or per element of a row) counts,
-which is nearly all; the numbers per pair are those of the kernels' inner loops, and a test holds them to what Triton's
-interpreter executes. Comparisons and selections are no operations.
+Counts for matrix products are exact. Other counts include only the work per class pair (or per element of a row), which
+is nearly all of it; counts per pair come from the inner loops of the kernels, and a test compares them with what
+Triton's interpreter executes. Comparisons and selections are not counted.
 """
 
 from collections.abc import Callable
@@ -12,20 +12,25 @@ from typing import Any
 import torch
 from triton import cdiv
 
-from plsp_kernels.triton_impl.aot import Launch
+from benchmarks.gpu_static.ahead_of_time import Launch
 
-ODDS_PAIR = 6  # exponent, running maximum and sum of log_odds
+LOG_ODDS_PAIR = 6  # exponent, running maximum and sum of log_odds
 PROBIT_PAIR = {torch.float32: 65, torch.float64: 91}  # the tail is a polynomial, longer in float64
 LOGITS_GRADIENT_PAIR = 6
 GRAM_GRADIENT_PAIR = 12
 ROW_LOSS_ELEMENT = {torch.float32: 36, torch.float64: 54}
 TARGET_ELEMENT = 9
+ACTIVATION_ELEMENT = 3
+COVARIANCE_ELEMENT = 6  # outer product of the shifts, then the update
+MEAN_ELEMENT, VARIANCE_ELEMENT = 5, 12
+VARIANCE_SAMPLE = 4  # sum, centring, square and its sum
+THRESHOLD_ELEMENT = 2
 
 Arguments = dict[str, Any]
 
 
 def launch_operations(launch: Launch) -> tuple[int, int]:
-    """Operations in products of matrices, and all others."""
+    """Return the operations in matrix products, and all others."""
     return _COUNTS[launch.kernel.__name__](launch.arguments, launch.grid)
 
 
@@ -45,57 +50,94 @@ def _matrix_product(a: Arguments, grid: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _class_gram_backward(a: Arguments, grid: tuple[int, ...]) -> tuple[int, int]:
-    depth, tiles = _padded(a["num_pairs"], a["BLOCK_K"]), prod(grid[1:])
+    depth, tiles = _padded(a["num_slots"] * a["num_classes"], a["BLOCK_K"]), prod(grid[:2])
     doubled = prod(grid) * a["BLOCK_M"] * a["BLOCK_N"]
     scaled = tiles * depth * a["BLOCK_N"] if a["DIAGONAL"] else 0
     return 2 * tiles * a["BLOCK_M"] * a["BLOCK_N"] * depth, doubled + scaled
 
 
 def _pairs(a: Arguments, programs: int) -> int:
-    """Class pairs of programs that each take a tile of one class and stream over the other."""
+    """Class pairs of programs that each handle a tile along one axis and stream over the other."""
     outer, inner = ("BLOCK_K", "BLOCK_J") if "grad_logits_ptr" in a else ("BLOCK_J", "BLOCK_K")
     return programs * a[outer] * _padded(a["num_classes"], a[inner])
 
 
 def _pair(a: Arguments, grid: tuple[int, ...]) -> tuple[int, int]:
-    both_views = 2 * ODDS_PAIR + PROBIT_PAIR[a["odds_ptr"].dtype]
+    both_views = 2 * LOG_ODDS_PAIR + PROBIT_PAIR[a["log_odds_ptr"].dtype]
     labeled = (grid[0] - a["num_unlabeled"]) * grid[1]
-    return 0, _pairs(a, a["num_unlabeled"] * grid[1]) * both_views + _pairs(a, labeled) * ODDS_PAIR
+    return 0, _pairs(a, a["num_unlabeled"] * grid[1]) * both_views + _pairs(a, labeled) * LOG_ODDS_PAIR
+
+
+def _rows(a: Arguments) -> int:
+    """Rows of logits: one of each labelled sample, two of each unlabelled one."""
+    return a["num_labeled"] + 2 * a["num_unlabeled"]
 
 
 def _gram_gradient(a: Arguments, grid: tuple[int, ...]) -> tuple[int, int]:
-    # Samples spread evenly over the slots; only tiles on and above the diagonal work.
-    rows = grid[0] * _padded(cdiv(a["order_ptr"].shape[0], grid[0]), a["BLOCK_N"])
+    # Samples are spread evenly over the slots; only tiles on and above the diagonal are computed.
+    rows = grid[2] * _padded(cdiv(_rows(a), grid[2]), a["BLOCK_N"])
     return 0, rows * grid[1] * (grid[1] + 1) // 2 * a["BLOCK_L"] ** 2 * GRAM_GRADIENT_PAIR
 
 
+def _preparation(a: Arguments, grid: tuple[int, ...]) -> tuple[int, int]:
+    # Every element of the weight is added to a mean, which is then subtracted from it.
+    return 0, 2 * (grid[0] - 1) * a["BLOCK_D"] * _padded(a["num_classes"], a["BLOCK_L"])
+
+
 def _row_loss(a: Arguments, grid: tuple[int, ...]) -> tuple[int, int]:
-    return 0, prod(grid) * _padded(a["num_classes"], a["BLOCK_L"]) * ROW_LOSS_ELEMENT[a["odds_ptr"].dtype]
+    return 0, prod(grid) * _padded(a["num_classes"], a["BLOCK_L"]) * ROW_LOSS_ELEMENT[a["slopes_ptr"].dtype]
 
 
-def _terms(a: Arguments, grid: tuple[int, ...]) -> tuple[int, int]:
-    batches = a["num_labeled"], a["num_unlabeled"], a["num_rows"] - a["num_labeled"] - a["num_unlabeled"]
-    return 0, sum(_padded(count, a["BLOCK_N"]) + a["BLOCK_N"] for count in batches)
+def _totals(a: Arguments, grid: tuple[int, ...]) -> tuple[int, int]:
+    batches = a["num_labeled"], a["num_unlabeled"], a["num_losses"] - a["num_labeled"] - a["num_unlabeled"]
+    losses = sum(_padded(count, a["BLOCK_N"]) + a["BLOCK_N"] for count in batches)
+    return 0, losses + a["num_partials"] * (grid[0] - 1) * a["BLOCK_N"]
 
 
 def _target(a: Arguments, grid: tuple[int, ...]) -> tuple[int, int]:
     return 0, grid[0] * _padded(a["num_classes"], a["BLOCK_L"]) * TARGET_ELEMENT
 
 
+def _activation(a: Arguments, grid: tuple[int, ...]) -> tuple[int, int]:
+    return 0, grid[0] * _padded(a["num_classes"], a["BLOCK_L"]) * ACTIVATION_ELEMENT
+
+
+def _covariance_update(a: Arguments, grid: tuple[int, ...]) -> tuple[int, int]:
+    # Members are spread evenly over the slots, each in a block of its own while there are enough; only tiles on and
+    # above the diagonal are computed.
+    num_tiles, blocks = grid[0] * grid[1] * (grid[1] + 1) // 2, cdiv(a["num_samples"], a["BLOCK_N"])
+    used = min(blocks, cdiv(a["num_samples"], grid[0]))
+    rows = (blocks + used) * a["BLOCK_N"]  # summed, then centred
+    product = 2 * a["BLOCK_D"] ** 2 * used * a["BLOCK_N"]
+    return num_tiles * product, num_tiles * a["BLOCK_D"] * (2 * rows + COVARIANCE_ELEMENT * a["BLOCK_D"])
+
+
+def _mean_update(a: Arguments, grid: tuple[int, ...]) -> tuple[int, int]:
+    per_sample, per_feature = (VARIANCE_SAMPLE, VARIANCE_ELEMENT) if a["DIAGONAL"] else (1, MEAN_ELEMENT)
+    samples = _padded(a["num_samples"], a["BLOCK_N"])
+    return 0, grid[0] * _padded(a["num_features"], a["BLOCK_D"]) * (per_sample * samples + per_feature)
+
+
 _COUNTS: dict[str, Callable[[Arguments, tuple[int, ...]], tuple[int, int]]] = {
+    "_class_activation_kernel": _activation,
+    "_covariance_update_kernel": _covariance_update,
+    "_mean_update_kernel": _mean_update,
+    "_curriculum_update_kernel": lambda a, grid: (0, 0),  # integers only
+    "_curriculum_thresholds_kernel": lambda a, grid: (0, _padded(a["num_classes"], a["BLOCK_L"]) * THRESHOLD_ELEMENT),
+    "_preparation_kernel": _preparation,
     "_class_gram_kernel": _class_gram,
     "_product_kernel": _matrix_product,
     "_product_gram_kernel": _matrix_product,
     "_class_gram_backward_kernel": _class_gram_backward,
     "_pair_kernel": _pair,
     "_row_loss_kernel": _row_loss,
-    "_terms_kernel": _terms,
-    "_log_odds_kernel": lambda a, grid: (0, _pairs(a, prod(grid)) * ODDS_PAIR),
-    "_logits_gradient_kernel": lambda a, grid: (0, _pairs(a, prod(grid)) * LOGITS_GRADIENT_PAIR),
+    "_totals_kernel": _totals,
+    "_log_odds_kernel": lambda a, grid: (0, _pairs(a, prod(grid)) * LOG_ODDS_PAIR),
+    "_logits_gradient_kernel": lambda a, grid: (0, _pairs(a, _rows(a) * grid[1]) * LOGITS_GRADIENT_PAIR),
     "_gram_gradient_kernel": _gram_gradient,
     "_probit_kernel": lambda a, grid: (0, _pairs(a, prod(grid)) * PROBIT_PAIR[a["probabilities_ptr"].dtype]),
     "_target_log_odds_kernel": _target,
-    "_target_logits_gradient_kernel": _target,
+    "_target_logits_gradient_kernel": lambda a, grid: (0, 2 * _target(a, grid)[1]),  # the sum, then the gradient
     # Each sample is added once to the column of its target, then every column is scaled.
     "_target_pair_gradient_kernel": lambda a, grid: (
         0,

@@ -1,4 +1,4 @@
-"""The tables of docs/gpu-static.md and the two CSV files they are made from."""
+"""Tables of docs/gpu-static.md and the two CSV files behind them."""
 
 import csv
 import io
@@ -6,24 +6,24 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from benchmarks.gpu_static import compilation, roofline
-from benchmarks.gpu_static.calls import LOSS
+from benchmarks.gpu_static.calls import LOSS, STATE_UPDATES
 from benchmarks.gpu_static.instructions import CLASSES
 from benchmarks.gpu_static.occupancy import LIMITS
 from benchmarks.gpu_static.roofline import GPUS
-from plsp_train.checkpoint import write_atomically
+from plsp_train.files import write_atomically
 
 ROOT = Path(__file__).parent.parent.parent
 DOCUMENT = ROOT / "docs" / "gpu-static.md"
 COMPILED_CSV = ROOT / "benchmarks" / "results" / "gpu_static.csv"
 ROOFLINE_CSV = ROOT / "benchmarks" / "results" / "gpu_static_roofline.csv"
 PRESETS = ("fmnist", "cifar10", "cifar100")
-"""Where a spilled register is a failure, in float32."""
+"""Shapes at which register spills in float32 are failures."""
 
 Row = dict[str, str]
 
 
 def failures(compiled: Iterable[Row]) -> list[str]:
-    """Kernels that spill at a preset's shape in float32, and those that did not compile."""
+    """Kernels that spill in float32 at the shape of a preset, or do not compile."""
     found = []
     for row in compiled:
         where = f"{row['kernel']} on {row['target']} ({row['shapes']}; {row['dtypes']})"
@@ -78,7 +78,7 @@ def instructions(compiled: Iterable[Row]) -> str:
 
 
 def totals(rows: Sequence[Row], dtype: str = "float32") -> str:
-    """Each function, forward and backward: the kernels beside the eager reference."""
+    """Each function, forward and backward: the kernels compared with the eager reference."""
     body = []
     for function, shape in dict.fromkeys((row["function"], row["shape"]) for row in rows):
         body.append([function, shape, *_pair_of_totals(rows, function, shape, dtype)])
@@ -96,13 +96,16 @@ _TOTALS_HEADER = ["launches", "MB", "Gop", *(f"{gpu} µs (computed)" for gpu in 
 
 
 def _pair_of_totals(rows: Iterable[Row], function: str, shape: str, dtype: str) -> list[str]:
-    """Cells "kernels / reference"."""
+    """Format cells as "kernels / reference"."""
     here = [row for row in rows if (row["function"], row["shape"], row["dtype"]) == (function, shape, dtype)]
     columns = [_totals([row for row in here if row["implementation"] == impl]) for impl in ("triton", "reference")]
     return [f"{kernels} / {reference}" for kernels, reference in zip(*columns, strict=True)]
 
 
 def _totals(rows: Sequence[Row]) -> list[str]:
+    if not rows:
+        return ["–"] * len(_TOTALS_HEADER)
+
     def total(*columns: str) -> float:
         return sum(float(row[column]) for row in rows for column in columns)
 
@@ -115,13 +118,44 @@ def _totals(rows: Sequence[Row]) -> list[str]:
     return [f"{total('launches'):.0f}", _figure(total("bytes") / 1e6), _figure(operations), *times]
 
 
+BEFORE = {
+    "fmnist": (27, 36, 85, 94),
+    "cifar10": (27, 36, 85, 94),
+    "cifar100": (35, 44, 100, 109),
+    "large": (36, 45, 101, 110),
+    "large-diagonal": (35, 44, 100, 109),
+}
+"""Launches at revision 5cd85a4, by the same count: loss in float32 and bfloat16, step in float32 and bfloat16."""
+
+
+def launches(rows: Sequence[Row]) -> str:
+    """Launches of the loss and of a step with its state updates, before and after they were fused."""
+    body = []
+    for shape, before in BEFORE.items():
+        now = [
+            str(sum(_launches(rows, function, shape, dtype) for function in functions))
+            for functions in ((LOSS,), (LOSS, *STATE_UPDATES))
+            for dtype in ("float32", "bfloat16")
+        ]
+        body.append([shape, *(f"{old} → {new}" for old, new in zip(before, now, strict=True))])
+    header = [f"{what}, {dtype}" for what in ("loss", "step") for dtype in ("float32", "bfloat16")]
+    return _table(["shape", *header], body)
+
+
+def _launches(rows: Sequence[Row], function: str, shape: str, dtype: str) -> int:
+    wanted = function, shape, dtype, "triton"
+    names = "function", "shape", "dtype", "implementation"
+    return sum(int(row["launches"]) for row in rows if tuple(row[name] for name in names) == wanted)
+
+
 def kernels(rows: Iterable[Row], shape: str = "cifar100") -> str:
-    """The launches of the loss at one shape in float32, Triton's kernels one by one and ATen's together."""
+    """A step with its state updates at one shape in float32: each Triton kernel, and all ATen kernels together."""
     times = [f"{gpu} µs (computed)" for gpu in GPUS]
     columns = ["launches", "bytes", "matrix operations", "other operations", *times]
     chosen: dict[str, list[float]] = {}
     for row in rows:
-        if (row["function"], row["shape"], row["dtype"], row["implementation"]) == (LOSS, shape, "float32", "triton"):
+        wanted = row["shape"], row["dtype"], row["implementation"]
+        if row["function"] in (LOSS, *STATE_UPDATES) and wanted == (shape, "float32", "triton"):
             name = "ATen, all together" if row["kernel"].startswith("aten::") else row["kernel"]
             sums = chosen.setdefault(name, [0.0] * len(columns))
             chosen[name] = [total + float(row[column]) for total, column in zip(sums, columns, strict=True)]
@@ -132,7 +166,7 @@ def kernels(rows: Iterable[Row], shape: str = "cifar100") -> str:
 
 
 def limits() -> str:
-    """Of each target, as the calculation of resident blocks uses them."""
+    """Limits of each target that determine the resident blocks."""
     body = []
     for target, row in LIMITS.items():
         registers, unit = row.registers_per_partition // row.warp_size, row.register_unit // row.warp_size
@@ -143,7 +177,7 @@ def limits() -> str:
 
 
 def gpus() -> str:
-    """The makers' figures."""
+    """Vendor specifications."""
     body = []
     for name, gpu in GPUS.items():
         sizes = [f"{value / 1e9:g}" for value in (gpu.memory, gpu.bandwidth)]
@@ -158,19 +192,20 @@ def _figure(value: float) -> str:
 
 
 def _table(header: Sequence[str], body: Iterable[Sequence[str]], left: int = 1) -> str:
-    """Markdown; all columns but the first ones are numbers."""
+    """Markdown table; the first `left` columns are text, the others numbers."""
     rule = ["---"] * left + ["--:"] * (len(header) - left)
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *body))
 
 
 def document(text: str, compiled: Sequence[Row], counted: Sequence[Row]) -> str:
-    """The document with every table made anew; a table NAME stands between two comments that name it."""
+    """Regenerate every table of the document; each stands between two comments with its name."""
     tables: dict[str, Callable[[], str]] = {
         "limits": limits,
         "gpus": gpus,
         "resources": lambda: resources(compiled),
         "spills": lambda: spills(compiled),
         "instructions": lambda: instructions(compiled),
+        "launches": lambda: launches(counted),
         "totals": lambda: totals(counted),
         "dtypes": lambda: dtypes(counted),
         "kernels": lambda: kernels(counted),
@@ -183,7 +218,7 @@ def document(text: str, compiled: Sequence[Row], counted: Sequence[Row]) -> str:
 
 
 def write(compiled: Sequence[Row], counted: Sequence[Row]) -> None:
-    """Both CSV files and the document."""
+    """Write both CSV files and the document."""
     write_atomically(COMPILED_CSV, _csv(compilation.COLUMNS, compiled))
     write_atomically(ROOFLINE_CSV, _csv(roofline.COLUMNS, counted))
     text = DOCUMENT.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The least time a kernel can take on a GPU, by the maker's figures: computed, never measured."""
+"""Roofline model: lower bounds on kernel times from vendor specifications, never measured."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ class GPU(NamedTuple):
     bandwidth: float
     """Bytes per second."""
     float32: float
-    """Operations per second outside matrix units, as are all the following in their kind."""
+    """Operations per second outside matrix units. The following are operations per second too."""
     float32_matrix: float
     """With IEEE float32 products, as torch multiplies float32 by default."""
     tf32_matrix: float
@@ -43,11 +43,15 @@ GPUS = {
 }
 
 
+IEEE_KERNELS = ("covariance_update",)
+"""Kernels that multiply in IEEE float32 on every GPU."""
+
+
 def seconds(work: Work, gpu: GPU, dtype: str, impl: str) -> float:
-    """The larger of memory time and arithmetic time; matrix units and the others work side by side."""
+    """Maximum of memory time and arithmetic time; matrix and vector units run concurrently."""
     vector, matrix = (gpu.float64, gpu.float64_matrix) if dtype == "float64" else (gpu.float32, gpu.float32_matrix)
-    if impl == "triton" and dtype != "float64" and gpu.tf32_matrix:
-        matrix = gpu.tf32_matrix / 3  # three TF32 products make one of float32's accuracy
+    if impl == "triton" and dtype != "float64" and gpu.tf32_matrix and work.kernel not in IEEE_KERNELS:
+        matrix = gpu.tf32_matrix / 3  # three TF32 products give float32 accuracy
     return max(work.bytes / gpu.bandwidth, work.matrix_operations / matrix, work.operations / vector)
 
 
@@ -60,7 +64,7 @@ COLUMNS = (
 
 
 def roofline(function: str, shape: Shape, dtype: str, impl: str) -> list[Row]:
-    """The kernels of one call, forward and backward, in the order of their first launch."""
+    """Kernels of one call, forward and backward, in order of first launch."""
     launches: dict[str, list[Work]] = {}
     for work in count(function, shape, dtype, impl):
         launches.setdefault(work.kernel, []).append(work)

@@ -1,7 +1,7 @@
-"""How many bytes and floating-point operations a call is made of, kernel by kernel.
+"""Bytes and floating-point operations of a call, per kernel.
 
-Bytes are those a perfect cache would leave: every kernel reads each of its inputs once and writes each of its outputs
-once. An operation is one arithmetic result; a product of matrices counts two per multiplication, as is usual.
+Bytes assume a perfect cache: every kernel reads each input once and writes each output once. An operation is one
+arithmetic result; a matrix product counts two per multiply-add, as usual.
 """
 
 from typing import Any, NamedTuple
@@ -11,19 +11,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from benchmarks.gpu_static import ahead_of_time
 from benchmarks.gpu_static.calls import call
 from benchmarks.gpu_static.operations import launch_operations
 from benchmarks.shapes import Shape
-from plsp_kernels.triton_impl import aot
 
 FREE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view"}
-"""ATen functions that launch nothing, besides views."""
+"""ATen functions that launch no kernel, besides views."""
 FILLS = {"arange", "eye", "full", "full_like", "new_full", "new_zeros", "ones", "ones_like", "zeros", "zeros_like"}
-"""Those that read nothing."""
+"""ATen functions that read nothing."""
 GATHERS = {"gather", "index", "index_select"}
-"""Those that read as many elements as they write, not the whole of their first argument."""
+"""ATen functions that read as many elements as they write, not their whole first argument."""
 MOVES = FILLS | GATHERS | {"cat", "clone", "copy_", "masked_fill", "scatter", "scatter_", "sort", "_to_copy", "where"}
-"""Those that compute nothing."""
+"""ATen functions that compute nothing."""
 
 
 class Work(NamedTuple):
@@ -31,37 +31,55 @@ class Work(NamedTuple):
 
     kernel: str
     matrix_operations: int
-    """In products of matrices."""
+    """Operations in matrix products."""
     operations: int
-    """All others."""
+    """All other operations."""
     bytes: int
     largest_bytes: int
-    """Of one tensor."""
+    """Size of the largest tensor."""
 
 
 def count(function: str, shape: Shape, dtype: str, impl: str) -> list[Work]:
-    """Every kernel that one call launches, forward and backward."""
-    with AtenCounter() as counter, aot.recording() as launches:
+    """Work of every kernel that one call launches, forward and backward."""
+    with AtenCounter() as counter, ahead_of_time.recording() as launches:
         call(function, shape, dtype, impl)
     return [launch_work(launch) for launch in launches] + counter.work
 
 
-def launch_work(launch: aot.Launch) -> Work:
-    """The work of one Triton kernel: every row with a gradient, every slot with a class of its own."""
+def launch_work(launch: ahead_of_time.Launch) -> Work:
+    """Work of one Triton launch, assuming that every row has a gradient and every slot a distinct class."""
     arguments = launch.arguments
+    state = _state_bytes(launch)
     sizes: dict[Any, int] = {}
     for name, tensor in arguments.items():
         if isinstance(tensor, Tensor):
-            size = tensor_bytes(tensor)
-            if name in ("covariance_ptr", "variance_ptr"):  # only the classes of the step are read
+            size = state.get(name, tensor_bytes(tensor))
+            if name in ("covariance_ptr", "variance_ptr") and "classes_ptr" in arguments:
+                # only the classes of the step are read
                 size = size * min(arguments["classes_ptr"].shape[0], len(tensor)) // len(tensor)
-            # A launcher passes one tensor twice where an argument is not used.
+            # Launchers pass another tensor in place of an unused argument.
             sizes.setdefault((tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape), size)
-    return Work(launch.name, *launch_operations(launch), sum(sizes.values()), max(sizes.values()))
+    largest = max(tensor_bytes(tensor) for tensor in arguments.values() if isinstance(tensor, Tensor))
+    return Work(launch.name, *launch_operations(launch), sum(sizes.values()), largest)
+
+
+def _state_bytes(launch: ahead_of_time.Launch) -> dict[str, int]:
+    """Bytes of the tensors that a kernel updates in place, or of which it touches only the rows of the batch."""
+    a, name = launch.arguments, launch.kernel.__name__
+    if name == "_curriculum_update_kernel":
+        entries = a["instances_ptr"].shape[0]
+        return {"assigned_ptr": 2 * 8 * entries, "counts_ptr": 2 * 2 * 8 * entries, "candidates_ptr": entries}
+    if name not in ("_covariance_update_kernel", "_mean_update_kernel"):
+        return {}
+    slots, d, itemsize = launch.grid[0], a["num_features"], a["mean_ptr"].element_size()
+    row = slots * d * itemsize
+    if name == "_covariance_update_kernel":  # half of a symmetric Σ is read, all of it written
+        return {"covariance_ptr": row * (d + 1) // 2 + row * d, "mean_ptr": row, "count_ptr": 8 * slots}
+    return {"variance_ptr": 2 * row if a["DIAGONAL"] else 0, "mean_ptr": 2 * row, "count_ptr": 2 * 8 * slots}
 
 
 class AtenCounter(TorchDispatchMode):
-    """Notes every ATen kernel on tensors without memory; one call counts as one kernel."""
+    """Records every ATen kernel on meta tensors; one call counts as one kernel."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +109,7 @@ class AtenCounter(TorchDispatchMode):
 
 
 def tensor_bytes(tensor: Tensor) -> int:
-    """Of the elements that exist: an expanded dimension is stored once."""
+    """Bytes in storage; an expanded dimension is stored once."""
     elements = 1
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         elements *= size if stride or size == 0 else 1
