@@ -2,18 +2,31 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
+DOCS_STAMP := $(VENV)/.docs-installed
+PYTHON_LOWEST ?= python3.10
+VENV_LOWEST ?= .venv-lowest
+RUN_LOWEST := $(VENV_LOWEST)/bin/python
+STAMP_LOWEST := $(VENV_LOWEST)/.installed
 NATIVE := $(wildcard plsp_kernels/native/*.c plsp_kernels/native/*.h)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint format bench clean
+.PHONY: docs linkcheck coverage sanitize test-lowest gpu-check ptx ptx-sm_80 ptx-sm_90
 
 help:
-	@echo "make demo    set up, then run the whole pipeline on scikit-learn's digits with ambiguous labels"
-	@echo "make test    set up, then run the whole test suite"
-	@echo "make lint    set up, then ruff and mypy"
-	@echo "make bench   set up, then measure everything against the eager reference (about 25 minutes)"
-	@echo "make format  let ruff rewrite the code in the project's style"
-	@echo "make clean   remove the environment and caches"
+	@echo "make demo         set up, then run the whole pipeline on scikit-learn's digits with ambiguous labels"
+	@echo "make test         set up, then run the whole test suite"
+	@echo "make lint         set up, then ruff and mypy"
+	@echo "make bench        set up, then measure everything against the eager reference (about 25 minutes)"
+	@echo "make format       let ruff rewrite the code in the project's style"
+	@echo "make docs         set up, then build the documentation site into build/docs; warnings are errors"
+	@echo "make linkcheck    set up, then check the external links of the documentation (needs a network)"
+	@echo "make coverage     set up, then run the test suite and report line and branch coverage"
+	@echo "make sanitize     set up, then test the C extension under the address and undefined-behaviour sanitizers"
+	@echo "make ptx          set up, then run the tests of the Triton kernels as compiled PTX in an emulator"
+	@echo "make gpu-check    set up, then run tests and benchmark on a GPU, time its kernels, and write one file to send"
+	@echo "make test-lowest  run the test suite with the oldest supported versions (needs Python 3.10, several GB)"
+	@echo "make clean        remove the environment and caches"
 
 setup: $(STAMP)
 
@@ -30,17 +43,72 @@ demo: $(STAMP)
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses 2
 
+# A copy of the packages in build/sanitize shadows the checkout: bin/pytest, unlike python -m pytest, does not put the
+# working directory first. The runtimes are preloaded because Python itself is not instrumented.
+SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g -Werror
+sanitize: $(STAMP)
+	rm -rf build/sanitize
+	CC=gcc CFLAGS="$(SANITIZE)" PLSP_REQUIRE_NATIVE=1 $(RUN) setup.py --quiet build \
+		--build-base build/sanitize --build-lib build/sanitize/lib
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 \
+		PYTHONPATH=build/sanitize/lib OMP_NUM_THREADS=1 \
+		$(VENV)/bin/pytest --capture=sys -p no:cacheprovider tests/kernels/test_native.py
+
+# On CPU tensors, whether there is a GPU or not. `make -j 2 ptx` runs both targets at once;
+# `make ptx PTX_OPTIONS="--ptx-pessimistic --ptx-warps ascending"` chooses other modes.
+PTX_OPTIONS ?=
+ptx: ptx-sm_80 ptx-sm_90
+
+ptx-sm_80 ptx-sm_90: ptx-%: $(STAMP)
+	OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= PYTHONPATH=tests/ptx $(RUN) -m pytest -p emulator.plugin --ptx-target $* \
+		$(PTX_OPTIONS) -m "not aot" tests/ptx/small_kernels.py $(wildcard tests/kernels/test_triton*.py)
+
+gpu-check: $(STAMP)
+	$(RUN) -m benchmarks.gpu_check
+
 lint: $(STAMP)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 
+# `make bench -- --quick` hands the option on.
+OPTIONS := $(filter --%,$(MAKECMDGOALS))
 bench: $(STAMP)
-	$(RUN) -m benchmarks
+	$(RUN) -m benchmarks $(OPTIONS)
+
+--%:
+	@:
 
 format: $(STAMP)
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
 
+$(DOCS_STAMP): $(STAMP) requirements-docs.lock
+	$(RUN) -m pip install --quiet --requirement requirements-docs.lock
+	touch $@
+
+docs: $(DOCS_STAMP)
+	$(RUN) docs/cli_reference.py
+	$(RUN) -m sphinx -W --keep-going -n -b html docs build/docs
+	@echo "open build/docs/index.html"
+
+linkcheck: $(DOCS_STAMP)
+	$(RUN) -m sphinx -b linkcheck docs build/linkcheck
+
+coverage: $(STAMP)
+	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses 2 --cov --cov-report=term --cov-report=html
+
+$(STAMP_LOWEST): requirements-lowest.txt pyproject.toml setup.py $(NATIVE)
+	$(PYTHON_LOWEST) -m venv $(VENV_LOWEST)
+	$(RUN_LOWEST) -m pip install --quiet --requirement requirements-lowest.txt
+	$(RUN_LOWEST) -m pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
+# Without compilation ahead of time: a tool for development, which uses interfaces of newer Tritons. This gloo looks for
+# its network interface by the host's name, which need not resolve.
+test-lowest: $(STAMP_LOWEST)
+	OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=lo $(RUN_LOWEST) -m pytest --numprocesses 2 -m "not aot" \
+		--ignore tests/test_gpu_static.py
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV_LOWEST) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis htmlcov .coverage*

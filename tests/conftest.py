@@ -1,14 +1,14 @@
-"""Settings that must stand before any test module is imported."""
+"""Settings that must be made before any test module is imported."""
 
 import os
 
 import hypothesis
 import torch
 
-# Some virtual machines advertise half-precision instructions that they then refuse to run.
+# Some virtual machines advertise half-precision instructions that they cannot execute.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
 
-# Triton reads this once, when it is first imported: without a GPU its kernels run in the interpreter.
+# Triton reads this once, at import: without a GPU, kernels run in the interpreter.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
