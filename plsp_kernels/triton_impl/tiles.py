@@ -146,7 +146,7 @@ def gram_gradient_blocks(num_classes: int) -> Blocks:
 def row_blocks(num_classes: int) -> Blocks:
     """Blocks of one row of classes, streamed in tiles."""
     block = class_block(num_classes, 1024)
-    return {"BLOCK_L": block, "num_warps": 1 if block <= 256 else 4, "num_stages": 2}
+    return {"BLOCK_L": block, "num_warps": 1 if block <= 256 else 8, "num_stages": 2}
 
 
 def sum_blocks() -> Blocks:
