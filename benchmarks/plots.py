@@ -1,11 +1,9 @@
 """Figures of the last run of each shape and sweep, and the figures in the documentation.
 
 python -m benchmarks.plots speed benchmarks/results/<machine>.csv --out docs/images/speed.png
-python -m benchmarks.plots curves runs/tutorial/*fps0.7* --out docs/images/training.png
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -92,39 +90,6 @@ def draw_speed(rows: list[dict[str, str]], path: Path) -> Path:
     return _save(figure, path)
 
 
-def draw_curves(runs: list[Path], score: str, path: Path) -> Path:
-    """Draw the test score over epochs, mean and range over seeds, one curve per method."""
-    pyplot = _pyplot()
-    curves: dict[str, list[list[float]]] = {}
-    setting, pretraining = "", 0
-    for folder in runs:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        curves.setdefault(config["method"], []).append([json.loads(line)[score] for line in lines])
-        setting = f"{config['dataset']}, {config['candidates'].upper()} {config['flip_probability']:g}"
-        if config["method"] == "plsp":
-            pretraining = config["pretrain_epochs"]
-    figure, axis = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
-    for method, seeds in curves.items():
-        epochs = range(1, min(map(len, seeds)) + 1)
-        columns = list(zip(*seeds, strict=True))
-        label = f"{method.upper()} ({len(seeds)} seeds)"
-        (line,) = axis.plot(epochs, [sum(column) / len(column) for column in columns], label=label)
-        low, high = [min(column) for column in columns], [max(column) for column in columns]
-        axis.fill_between(epochs, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
-    if pretraining:
-        axis.axvline(pretraining + 0.5, color="grey", linestyle=":", linewidth=1)
-        axis.annotate(
-            "PLSP: end of pre-training", (pretraining + 1, 0.02), xycoords=("data", "axes fraction"), fontsize=8
-        )
-    axis.set_xlabel("epoch")
-    axis.set_ylabel(f"test {score.replace('_', '-').replace('f1', 'F1')}")
-    axis.set_title(setting, fontsize=10)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(frameon=False)
-    return _save(figure, path)
-
-
 def _number(row: dict[str, str] | None, column: str) -> float | None:
     return float(row[column]) if row and row[column] else None
 
@@ -156,17 +121,10 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     speed = commands.add_parser("speed", help="time and memory of one step, from measured rows")
     speed.add_argument("csv", type=Path, help="benchmarks/results/<machine>.csv")
-    curves = commands.add_parser("curves", help="test score over epochs, one curve per method, from finished runs")
-    curves.add_argument("runs", type=Path, nargs="+", help="run directories that differ only in method and seed")
-    curves.add_argument("--score", default="micro_f1", help="score in metrics.jsonl (default: %(default)s)")
-    for command in (speed, curves):
-        command.add_argument("--out", type=Path, required=True, help="output file")
+    speed.add_argument("--out", type=Path, required=True, help="output file")
     options = parser.parse_args()
     try:
-        if options.command == "speed":
-            draw_speed(results.read(options.csv), options.out)
-        else:
-            draw_curves(options.runs, options.score, options.out)
+        draw_speed(results.read(options.csv), options.out)
     except KeyError as missing:
         print(f"benchmarks.plots: error: the input has no {missing}", file=sys.stderr)
         return 2

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from plsp_train.files import write_atomically
+from plsp_train.table.comparison import compare
+from plsp_train.table.curves import curve_figures
 from plsp_train.table.figures import sensitivity_figures
 from plsp_train.table.finished import CRITERIA, SELECTIONS, read_runs
 from plsp_train.table.render import RENDERERS, markdown
@@ -15,13 +17,15 @@ from plsp_train.table.tables import build_tables
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m plsp_train.table",
-        description="Tables of finished runs as Markdown, CSV and LaTeX, and a figure of the sensitivity to k.",
+        description="Tables of finished runs as Markdown, CSV and LaTeX, learning curves, and the sensitivity to k.",
     )
     parser.add_argument("runs", nargs="+", metavar="RUNS", help="run directories, or directories that contain them")
     parser.add_argument("--out", default="tables", help="output directory (default: %(default)s)")
     select = "epochs to take the scores from (default: %(default)s)"
     parser.add_argument("--select", choices=tuple(SELECTIONS), default="last10", help=select)
     parser.add_argument("--tune", action="store_true", help="show each method at its best settings by --select")
+    compared = 'say which of two rows is better and by how much, e.g. --compare PLSP "CC (lr 0.1)"'
+    parser.add_argument("--compare", nargs=2, metavar="ROW", help=compared)
     return parser
 
 
@@ -29,20 +33,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0 done, 2 invalid input."""
     options = build_parser().parse_args(argv)
     try:
-        _run(options.runs, Path(options.out), options.select, options.tune)
+        _run(options)
     except (ValueError, OSError, ImportError) as error:
         print(f"plsp_train.table: error: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def _run(paths: Sequence[str], out: Path, select: str, tune: bool) -> None:
+def _run(options: argparse.Namespace) -> None:
+    out, select, tune = Path(options.out), options.select, options.tune
     if tune and select not in CRITERIA:
         raise ValueError(f"--tune needs a criterion without clean labels: --select {' or '.join(CRITERIA)}")
-    runs, num_unfinished = read_runs(paths)
+    runs, num_unfinished = read_runs(options.runs)
     if num_unfinished:
         print(f"unfinished runs skipped: {num_unfinished}", file=sys.stderr)
-    tables, figures = build_tables(runs, select, tune), sensitivity_figures(runs, select)
+    tables = build_tables(runs, select, tune)
+    verdicts = compare(runs, *options.compare, select=select) if options.compare else []
+    figures = sensitivity_figures(runs, select) | curve_figures(runs)
     out.mkdir(parents=True, exist_ok=True)
     for table in tables:
         for ending, render in RENDERERS.items():
@@ -50,4 +57,5 @@ def _run(paths: Sequence[str], out: Path, select: str, tune: bool) -> None:
         print(markdown(table))
     for name, png in figures.items():
         write_atomically(out / f"{name}.png", png)
+    print(*verdicts, sep="\n", end="\n\n" if verdicts else "")
     print(f"{len(runs)} runs; tables in {out}: {len(tables)}; figures: {len(figures)}")

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from plsp_train.data import Ambiguity
 from plsp_train.methods import DF, PLSP
 from plsp_train.table.finished import SELECTIONS, FinishedRun, method_labels
-from plsp_train.table.published import published_numbers
+from plsp_train.table.published import EPOCHS, SEEDS, published_numbers
 from plsp_train.table.rows import Row, ambiguities_of, ambiguity_label, rows_of
 from plsp_train.table.statistics import LEVEL, mean_and_std, significant_gain
 from plsp_train.table.tuning import tuned
@@ -16,6 +16,7 @@ _LEGEND = (
     f"{GAIN}: PLSP is significantly better, {LOSS}: significantly worse "
     f"(paired t-test over common seeds and folds, two-sided, level {LEVEL}; none where PLSP has several rows)."
 )
+_PAPER = " (paper)"
 _ABLATION = (DF.label, *PLSP.ablations, PLSP.label)
 
 
@@ -71,7 +72,10 @@ def _tables_of(dataset: str, runs: Sequence[FinishedRun], select: str, tune: boo
         if name == "ablation" and not {PLSP.label} < {run.method for run in shown}:
             continue
         caption = f"{what}, mean ± std over {_num_seeds(shown)}.{chosen}"
-        yield _arrange(f"{dataset}-{name}", caption, metrics[0], _columns(dataset, shown, metrics, methods, tune))
+        columns = _columns(dataset, shown, metrics, methods, tune)
+        if metrics[0].is_score and any(label.endswith(_PAPER) for label in columns):
+            caption += _short_of_paper(shown, tune)
+        yield _arrange(f"{dataset}-{name}", caption, metrics[0], columns)
 
 
 def _columns(
@@ -92,7 +96,7 @@ def _columns(
                 if method in methods
             }
             if paper:
-                columns[f"{label} (paper)"] = _with_best(paper, metric)
+                columns[label + _PAPER] = _with_best(paper, metric)
     return columns
 
 
@@ -140,3 +144,17 @@ def _num_seeds(runs: Sequence[FinishedRun]) -> str:
     fewest, most = min(counts), max(counts)
     what = "fold" if any(run.config.fold for run in runs) else "seed"
     return f"{most} {what}{'s' if most > 1 else ''}" if fewest == most else f"{fewest} to {most} {what}s"
+
+
+def _short_of_paper(runs: Sequence[FinishedRun], one_row: bool) -> str:
+    """Names the rows that rest on fewer seeds or epochs than the paper's scores."""
+    short = []
+    for row, group in rows_of(runs, one_row).items():
+        ambiguities = [run.ambiguity for run in group]
+        seeds = min(ambiguities.count(ambiguity) for ambiguity in ambiguities)
+        epochs = min(run.config.epochs for run in group)
+        if seeds < SEEDS or epochs < EPOCHS:
+            short.append(f"{row} {seeds} × {epochs}")
+    if not short:
+        return ""
+    return f" The paper's scores are of {SEEDS} seeds × {EPOCHS} epochs; rows with fewer: {', '.join(short)}."

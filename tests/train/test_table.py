@@ -12,6 +12,7 @@ from scipy.stats import ttest_rel
 from plsp_train.config import build_config
 from plsp_train.data import Ambiguity
 from plsp_train.table.cli import main
+from plsp_train.table.comparison import compare
 from plsp_train.table.finished import FinishedRun, read_runs
 from plsp_train.table.published import published_numbers
 from plsp_train.table.render import comma_separated, latex, markdown
@@ -56,6 +57,8 @@ def write_run(directory: Path, run: FinishedRun) -> None:
     directory.mkdir(parents=True)
     (directory / "config.json").write_text(json.dumps(run.config.to_json()))
     (directory / "summary.json").write_text(json.dumps(run.summary))
+    scores = [{"micro_f1": run.summary["micro_f1"] - 0.1 / epoch} for epoch in (1, 2, 3)]
+    (directory / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in scores))
 
 
 # ---------------------------------------------------------------------------------------------------------- statistics
@@ -206,6 +209,14 @@ def test_published_numbers_are_complete() -> None:
             assert methods == {"CC", "RC", "PRODEN", "LWS", "CAVL", "PiCO", "PLSP"}
 
 
+def test_caption_names_rows_with_fewer_seeds_or_epochs_than_the_paper() -> None:
+    runs = [*series(BETTER, dataset="fmnist"), *series(WORSE[:2], dataset="fmnist", method="cc", epochs=40)]
+    caption = table(runs, "fmnist-micro_f1").caption
+    assert "The paper's scores are of 5 seeds × 250 epochs; rows with fewer: CC 2 × 40." in caption
+    assert "rows with fewer" not in table(series(BETTER, dataset="fmnist"), "fmnist-micro_f1").caption
+    assert "The paper's" not in table(series(BETTER[:2]), "digits-micro_f1").caption, "which the paper does not have"
+
+
 def test_published_numbers_are_shown_even_for_methods_without_runs() -> None:
     micro = table(series(BETTER, dataset="fmnist", candidates="uss"), "fmnist-micro_f1")
     assert micro.columns == ["USS", "USS (paper)"]
@@ -249,6 +260,39 @@ def test_latex() -> None:
     assert [line for line in lines if "rule" in line] == [r"\toprule", r"\midrule", r"\bottomrule"]
 
 
+# ---------------------------------------------------------------------------------------------------------- comparison
+
+
+def test_comparison_says_which_row_is_better_and_by_how_much() -> None:
+    runs = [*series(BETTER), *series(WORSE, method="cc")]
+    micro, macro = compare(runs, "PLSP", "CC", select="last10")
+    interval = ttest_rel(BETTER, WORSE).confidence_interval()
+    assert micro.startswith("digits, FPS 0.5, micro-F1: PLSP is better than CC by 0.100 (")
+    assert f"({interval.low:.3f} to {interval.high:.3f} at 95 %; 5 common seeds" in micro
+    assert "macro-F1: PLSP is better" in macro
+    assert compare(runs, "CC", "PLSP", select="last10")[0] == micro, "the order of the rows is no matter"
+
+
+def test_comparison_of_noise_names_no_winner() -> None:
+    runs = [*series(BETTER), *series([*BETTER[1:], BETTER[0]], method="cc")]
+    assert "no significant difference at level 0.01" in compare(runs, "PLSP", "CC", select="last10")[0]
+
+
+def test_comparison_of_single_runs_says_that_nothing_is_known() -> None:
+    runs = [finished(0.9), finished(0.8, method="cc"), finished(0.8, method="rc", seed=1)]
+    assert "PLSP scores 0.100 more than CC on one common seed" in compare(runs, "CC", "PLSP", select="last10")[0]
+    assert "no seed in common" in compare(runs, "PLSP", "RC", select="last10")[0]
+
+
+def test_comparison_takes_the_rows_of_the_tables() -> None:
+    runs = [*series(BETTER, k=50), *series(WORSE, k=20)]
+    assert "PLSP (k 50) is better than PLSP (k 20)" in compare(runs, "PLSP (k 20)", "PLSP (k 50)", select="last10")[0]
+    with pytest.raises(ValueError, match=r"no row 'PLSP'; there are 'PLSP \(k 20\)', 'PLSP \(k 50\)'"):
+        compare(runs, "PLSP", "PLSP (k 20)", select="last10")
+    with pytest.raises(ValueError, match="no data set and ambiguity in common"):
+        compare([*series(BETTER), *series(WORSE, method="cc", candidates="uss")], "PLSP", "CC", select="last10")
+
+
 # ----------------------------------------------------------------------------------------------------- the command line
 
 
@@ -264,11 +308,12 @@ def test_the_command_writes_every_format_and_prints_markdown(tmp_path, capsys) -
     assert {path.name for path in out.iterdir()} == {
         *(f"{name}.{ending}" for name in names for ending in ("md", "csv", "tex")),
         "digits-sensitivity-k.png",
+        "digits-fps0.5-curves.png",
     }
-    assert (out / "digits-sensitivity-k.png").read_bytes().startswith(b"\x89PNG")
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in out.glob("*.png"))
     captured = capsys.readouterr()
     assert (out / "digits-micro_f1.md").read_text() in captured.out
-    assert f"4 runs; tables in {out}: 3; figures: 1" in captured.out
+    assert f"4 runs; tables in {out}: 3; figures: 2" in captured.out
     assert captured.err == "unfinished runs skipped: 1\n"
 
 
