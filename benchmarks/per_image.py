@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from plsp_train.data import ImageAugmentation, TrainTestData, augment_policy
+from plsp_train.data.shard import Shard
 from plsp_train.torchvision_compat import import_torchvision
 
 
@@ -23,10 +24,10 @@ class PerImageAugmentation(ImageAugmentation):
         self._weak = transforms.Compose([*shift, *normalise])
         self._strong = transforms.Compose([*shift, *change, transforms.Lambda(self._with_hole), *normalise])
 
-    def weak(self, images: Tensor, generator: torch.Generator) -> Tensor:
+    def weak(self, images: Tensor, generator: torch.Generator, shard: Shard | None = None) -> Tensor:
         return self._stacked([self._weak(image) for image in images], images)
 
-    def strong(self, images: Tensor, generator: torch.Generator) -> Tensor:
+    def strong(self, images: Tensor, generator: torch.Generator, shard: Shard | None = None) -> Tensor:
         return self._stacked([self._strong(image) for image in images], images)
 
     def _stacked(self, views: list[Tensor], images: Tensor) -> Tensor:

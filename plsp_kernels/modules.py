@@ -1,13 +1,19 @@
 """Modules that hold the state of the training loop in buffers. Updates cost O(batch)."""
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 
 from plsp_kernels import checks, dispatch, ops
 from plsp_kernels.curriculum import CurriculumBatch
 from plsp_kernels.functional import PAPER_BETA, step_loss
+from plsp_kernels.gathering import gather_rows
 from plsp_kernels.semantic_loss import SemanticLoss
 from plsp_kernels.step import Step
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
@@ -74,7 +80,7 @@ class SemanticCovariance(nn.Module):
         self.register_buffer("count", torch.zeros(num_classes, dtype=torch.int64))
 
     @torch.no_grad()
-    def update(self, features: Tensor, labels: Tensor) -> None:
+    def update(self, features: Tensor, labels: Tensor, *, group: "ProcessGroup | None" = None) -> None:
         """Add one labelled batch to the statistics, in place.
 
         Parameters
@@ -83,10 +89,17 @@ class SemanticCovariance(nn.Module):
             Features of the batch.
         labels : Tensor of shape (N,), int64
             Labels of the batch.
+        group : torch.distributed.ProcessGroup, optional
+            Ranks that train together, such as `torch.distributed.group.WORLD`. Every rank passes its own batch, of any
+            size, and all of them take in the batches of all, in the order of ranks: their statistics stay the same bit
+            for bit, and equal those of one process that was given the whole batch. Without a group, ranks do not
+            communicate.
         """
         num_classes, num_features = self.mean.shape
         checks.floating("features", features, ("N", num_features), self.mean)
         checks.class_numbers("labels", labels, (features.shape[0],), num_classes, self.mean)
+        if group is not None:
+            features, labels = gather_rows(group, features, labels)
         self._take_in(features, labels)
 
     @torch.no_grad()
@@ -160,7 +173,9 @@ class CurriculumThreshold(nn.Module):
         impl = dispatch.for_curriculum(impl, self.count)
         return ops.curriculum_thresholds(self.count, self.threshold, self.mapping == "convex", impl)
 
-    def update(self, index: Tensor, prediction: Tensor, selected: Tensor) -> None:
+    def update(
+        self, index: Tensor, prediction: Tensor, selected: Tensor, *, group: "ProcessGroup | None" = None
+    ) -> None:
         """Assign `prediction[i]` to the instance `index[i]` wherever `selected[i]`, in O(N).
 
         Parameters
@@ -171,11 +186,16 @@ class CurriculumThreshold(nn.Module):
             Predicted classes.
         selected : Tensor of shape (N,), bool
             Whether to assign the class.
+        group : torch.distributed.ProcessGroup, optional
+            Ranks that train together. All of them take in the assignments of all, in the order of ranks, as in
+            `SemanticCovariance.update`.
         """
         num_instances, num_classes = self.assigned.shape[0], self.count.shape[0] - 1
         checks.class_numbers("prediction", prediction, ("N",), num_classes, self.count)
         checks.boolean("selected", selected, prediction.shape, self.count)
         checks.instance_numbers("index", index, prediction.shape, num_instances, self.count)
+        if group is not None:
+            index, prediction, selected = gather_rows(group, index, prediction, selected)
         self._assign(CurriculumBatch(self.assigned, self.count, index, prediction, selected, None, 1.0))
 
     @torch.no_grad()
@@ -284,6 +304,7 @@ class SemanticUpperBoundLoss(nn.Module):
         strength: float | Tensor,
         ss_weight: float | Tensor = 1.0,
         labeled_candidates: Tensor | None = None,
+        group: "ProcessGroup | None" = None,
     ) -> SemanticLoss:
         """Compute the loss of one step and, in training mode, update the state.
 
@@ -309,6 +330,10 @@ class SemanticUpperBoundLoss(nn.Module):
             Weight γ of the semi-supervised terms.
         labeled_candidates : Tensor of shape (Bl, l), bool, optional
             Candidate sets of the labelled batch, to include it in the complementary term.
+        group : torch.distributed.ProcessGroup, optional
+            Ranks that train together. The loss is that of the rank's own rows; the state is updated with the rows of
+            all ranks. If all ranks have batches of the same sizes, the mean of their losses is the loss of the whole
+            batch, and averaged gradients, as `DistributedDataParallel` makes them, are its gradients.
 
         Returns
         -------
@@ -337,12 +362,16 @@ class SemanticUpperBoundLoss(nn.Module):
             return step_loss(step, self.impl)
         # All checks come before the first state update: a rejected step changes nothing.
         checks.floating("labeled_features", labeled_features, (labels.shape[0], weight.shape[1]), weight)
+        if group is not None:
+            labeled_features, labels = gather_rows(group, labeled_features, labels)
         self.covariance._take_in(labeled_features, labels, self.impl)
         loss = step_loss(step, self.impl)
-        self.record(index, loss, candidates)
+        self.record(index, loss, candidates, group=group)
         return loss
 
-    def record(self, index: Tensor, loss: SemanticLoss, candidates: Tensor) -> None:
+    def record(
+        self, index: Tensor, loss: SemanticLoss, candidates: Tensor, *, group: "ProcessGroup | None" = None
+    ) -> None:
         """Record the unlabelled instances that were classified with confidence; `forward` calls this in training mode.
 
         An instance is confident if its confidence reaches τ0 and, with `argmax_in_candidates`, its prediction is a
@@ -356,12 +385,17 @@ class SemanticUpperBoundLoss(nn.Module):
             Result of the step.
         candidates : Tensor of shape (Bu, l), bool
             Candidate sets of the unlabelled batch.
+        group : torch.distributed.ProcessGroup, optional
+            Ranks that train together. All of them record the instances of all.
         """
         assigned, count, threshold = self.curriculum.assigned, self.curriculum.count, self.curriculum.threshold
         num_classes, shape = count.shape[0] - 1, loss.prediction.shape
         checks.class_numbers("loss.prediction", loss.prediction, ("Bu",), num_classes, count)
         checks.instance_numbers("index", index, shape, assigned.shape[0], count)
         checks.boolean("candidates", candidates, (*shape, num_classes), count)
+        prediction, confidence = loss.prediction, loss.confidence
+        if group is not None:
+            index, prediction, confidence, candidates = gather_rows(group, index, prediction, confidence, candidates)
         allowed = candidates if self.argmax_in_candidates else None
-        batch = CurriculumBatch(assigned, count, index, loss.prediction, loss.confidence, allowed, threshold)
+        batch = CurriculumBatch(assigned, count, index, prediction, confidence, allowed, threshold)
         self.curriculum._assign(batch, self.impl)

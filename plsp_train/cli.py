@@ -11,7 +11,7 @@ from typing import Any
 from plsp_train.command import explain_import
 from plsp_train.config import FREE_ON_RESUME, Config, build_config, import_plugins, read_config_file
 from plsp_train.data import DATASETS, Source
-from plsp_train.distributed import RankLost, is_main, one_rank_first, pick_device, process_group
+from plsp_train.distributed import RankLost, is_main, one_rank_first, pick_device, print_error, process_group
 from plsp_train.methods import METHODS
 from plsp_train.preparation import load_source, unused_data_settings
 from plsp_train.rules import PRESETS
@@ -104,13 +104,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                 _warn_of_unused(given, config, source)
             return _run(config, source, resume, profile)
     except RankLost as error:
-        print(f"plsp_train: {error}", file=sys.stderr)
+        print_error(f"plsp_train: {error}", is_consequence=True)
         return 1
     except ImportError as error:
-        print(f"plsp_train: error: {explain_import(error)}", file=sys.stderr)
+        print_error(f"plsp_train: error: {explain_import(error)}")
         return 2
     except (ValueError, OSError) as error:
-        print(f"plsp_train: error: {error}", file=sys.stderr)
+        print_error(f"plsp_train: error: {error}")
         return 2
 
 

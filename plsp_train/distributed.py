@@ -1,22 +1,28 @@
-"""Training over several ranks started by torchrun: the forward pass is sharded, everything else is replicated.
+"""Training over several ranks started by torchrun: the network is shared out, everything behind it is replicated.
 
-Every rank holds all data, draws the same batches from the same generators and keeps the same method state. It runs the
-network on its own rows of a batch (`sharding.py`). The features of all rows are then gathered, and every rank computes
-the same logits, loss and state. Methods are unaware of ranks.
+Every rank draws the same batches and random numbers from the same generators. It loads, augments and computes the
+features of its own rows of a batch (`sharding.py`). The features of all rows are then gathered, and every rank computes
+the same logits, loss and state. Losses need not be means over instances, and methods are unaware of ranks.
 
-Gradients: every rank computes the loss of the whole batch, so the loss is also its own mean over ranks. Sums over ranks
-propagate gradients to all ranks, hence the mean of the ranks' gradients is the gradient of the loss.
+Gradients: every rank computes the loss of the whole batch, so the loss is also its own mean over ranks. Gathering
+propagates gradients to all ranks, hence the mean of the ranks' gradients is the gradient of the loss. Computing it is
+left to DistributedDataParallel.
 
 Without torchrun, or with one rank, there is no process group and every function here is the identity.
 """
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from plsp_kernels.gathering import gather_rows
+from plsp_train.data.shard import Shard, shard_of
 
 
 class RankLost(Exception):
@@ -30,6 +36,11 @@ def num_ranks() -> int:
 def is_main() -> bool:
     """Whether this is rank 0, the only one that writes files and prints."""
     return num_ranks() == 1 or dist.get_rank() == 0
+
+
+def own_shard(total: int) -> Shard:
+    """This rank's part of so many rows."""
+    return Shard(0, total, total) if num_ranks() == 1 else shard_of(total, dist.get_rank(), num_ranks())
 
 
 def pick_device(name: str) -> torch.device:
@@ -61,20 +72,32 @@ def own_device(device: torch.device) -> torch.device:
 
 @contextmanager
 def process_group(device: torch.device) -> Iterator[None]:
-    """Connect the ranks that torchrun started."""
+    """Connect the ranks that torchrun started. An error of communication becomes RankLost."""
     if not _launched():
         yield
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        dist.init_process_group("cpu:gloo,cuda:nccl")
-    else:
-        dist.init_process_group("gloo")
-    yield
-    # The first rank to exit makes torchrun stop the others: wait until rank 0 has written everything. After an
-    # exception no rank waits, which is how it stops all of them.
-    agree(0)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(
+        backend, store=_store(), rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"])
+    )
+    try:
+        yield
+        # The first rank to exit makes torchrun stop the others: wait until rank 0 has written everything. After an
+        # exception no rank waits, which is how it stops all of them.
+        agree(0)
+    except RuntimeError as error:
+        if not _is_communication_error(error):
+            raise
+        reason = str(error).split(". ")[0].splitlines()[0]
+        raise RankLost(f"rank {dist.get_rank()} cannot reach the other ranks: {reason}") from None
     dist.destroy_process_group()
+
+
+def _is_communication_error(error: RuntimeError) -> bool:
+    """gloo raises plain RuntimeErrors that name its source files."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error)
 
 
 @contextmanager
@@ -93,29 +116,42 @@ def agree(*values: int) -> list[int]:
     if num_ranks() == 1:
         return list(values)
     largest = torch.tensor(values, dtype=torch.int64)
-    all_reduce(largest, "MAX")
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
     return largest.tolist()
 
 
-def average_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """Replace gradients by their mean over ranks, in one message."""
-    if num_ranks() == 1:
-        return
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    mean = torch.cat([gradient.flatten() for gradient in gradients]).div_(num_ranks())
-    all_reduce(mean)
-    for gradient, part in zip(gradients, mean.split([gradient.numel() for gradient in gradients]), strict=True):
-        gradient.copy_(part.view(gradient.shape))
+def from_all_ranks(*columns: Tensor) -> list[Tensor]:
+    """Tensors (N,) or (N, d) of this rank, concatenated with those of the other ranks in their order."""
+    group = dist.group.WORLD if num_ranks() > 1 else None
+    return list(columns) if group is None else gather_rows(group, *columns)
 
 
-def all_reduce(tensor: Tensor, op: str = "SUM") -> None:
-    """In place."""
+def print_error(text: str, *, is_consequence: bool = False) -> None:
+    """Print an error once, however many ranks meet it. A consequence is printed only if no rank has named a cause."""
+    if _is_first(text, is_consequence):
+        print(text, file=sys.stderr)
+
+
+def _is_first(text: str, is_consequence: bool) -> bool:
+    if not _launched():
+        return True
     try:
-        dist.all_reduce(tensor, getattr(dist.ReduceOp, op))
-    except RuntimeError as error:
-        reason = str(error).split(". ")[0].splitlines()[0]
-        raise RankLost(f"rank {dist.get_rank()} cannot reach the other ranks: {reason}") from None
+        store = _store()
+        is_first_of_all = store.add("plsp/errors", 1) == 1
+        return is_first_of_all if is_consequence else store.add(f"plsp/errors/{text}", 1) == 1
+    except RuntimeError:  # the process that kept the store is gone
+        return True
+
+
+def _store() -> dist.Store:
+    """Through which ranks communicate before and after their process group."""
+    return _store_at(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])
+
+
+@cache
+def _store_at(address: str, port: str) -> dist.Store:
+    store, _, _ = next(dist.rendezvous("env://"))
+    return store
 
 
 def _launched() -> bool:

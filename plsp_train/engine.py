@@ -9,9 +9,8 @@ import math
 import platform
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,15 +23,15 @@ from plsp_train.checkpoint import load_tensors, save_tensors
 from plsp_train.config import Config
 from plsp_train.console import Reporter
 from plsp_train.data import TrainTestData, build_augmentation
-from plsp_train.distributed import agree, average_gradients, is_main, num_ranks, pick_device
+from plsp_train.distributed import agree, from_all_ranks, is_main, num_ranks, pick_device
 from plsp_train.files import write_json
 from plsp_train.methods import Iteration, Task, build_method
-from plsp_train.metrics import f1_scores, predict
+from plsp_train.metrics import f1_scores, own_logits, predictions
 from plsp_train.model_file import ModelFile, save_model
 from plsp_train.models import Network, build_model, load_pretrained
 from plsp_train.outcome import Outcome, Trained, describe_instances, warnings_of
 from plsp_train.results import save_results
-from plsp_train.validation import CRITERIA, criteria, hold_out, selected_epochs
+from plsp_train.validation import CRITERIA, criteria_of_instances, hold_out, mean_criteria, selected_epochs
 
 CHECKPOINT_FORMAT = 2
 LAST_EPOCHS = 10  # averaged in the summary
@@ -91,6 +90,7 @@ class Engine:
         )
         self.method = build_method(task)
         self.task, self.generator = task, task.generator
+        self.forward = self.method.step if num_ranks() == 1 else self._parallel_step()
         if config.compile:
             self.model.features = torch.compile(self.model.features)  # type: ignore[method-assign]
         self.optimizer = torch.optim.SGD(
@@ -119,10 +119,15 @@ class Engine:
         if self.data.is_image:
             model = model.to(memory_format=model.memory_format)  # type: ignore[call-overload]
         if num_ranks() > 1:
-            from plsp_train.sharding import shard_features
+            from plsp_train.sharding import synchronise_batch_norms
 
-            shard_features(model)
+            synchronise_batch_norms(model)
         return model
+
+    def _parallel_step(self) -> Callable[[str, int], Iteration]:
+        from plsp_train.sharding import parallel_step
+
+        return parallel_step(self.method, self.augmentation.plain(self.data.train_inputs[:2].to(self.device)))
 
     # ------------------------------------------------------------------------------------------------ training
 
@@ -203,7 +208,7 @@ class Engine:
     def _test_scores(self) -> dict[str, float]:
         if self.data.test_inputs is None or self.data.test_labels is None:
             return {}
-        return f1_scores(predict(self.model, self.data.test_inputs, self.augmentation), self.data.test_labels)
+        return f1_scores(predictions(self.model, self.data.test_inputs, self.augmentation), self.data.test_labels)
 
     def _criteria(self) -> dict[str, float]:
         """Scores of instances whose candidate sets are known but not their labels."""
@@ -213,8 +218,11 @@ class Engine:
             inputs, candidates = self.data.test_inputs, self.data.test_candidates
         else:
             return {}
-        logits = predict(self.model, inputs, self.augmentation)
-        return criteria(logits, candidates.to(logits.device))
+        parts = [
+            criteria_of_instances(logits, candidates[rows].to(logits.device))
+            for rows, logits in own_logits(self.model, inputs, self.augmentation)
+        ]
+        return mean_criteria(*from_all_ranks(*(torch.cat(column) for column in zip(*parts, strict=True))))
 
     def _keep_selected(self) -> None:
         """Keep the weights of the epoch that maximises a criterion, beside those of the last one."""
@@ -226,13 +234,12 @@ class Engine:
 
     def _step(self, stage: str, epoch: int) -> Iteration:
         with self._autocast():
-            step = self.method.step(stage, epoch)
+            step = self.forward(stage, epoch)
         # Free on a CPU, a host sync on a GPU, where _means() finds it instead.
         if self.device.type == "cpu" and not math.isfinite(step.loss.item()):
             raise NonFiniteLoss(self._explain(step, epoch, stage))
         self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(step.loss).backward()
-        average_gradients(self.optimizer)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         with self._autocast():
@@ -342,7 +349,8 @@ class Engine:
                 self.held_out,
                 self.method.labeled_set(),
                 self.changes,
-                partial(predict, self.model, augmentation=self.augmentation),
+                self.model,
+                self.augmentation,
             )
         )
 

@@ -1,6 +1,5 @@
 """What a trained network says about its training instances, and what that says about the run."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -8,8 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plsp_train.data import TrainTestData
-from plsp_train.results import Results, disambiguate
+from plsp_train.data import Augmentation, TrainTestData
+from plsp_train.distributed import from_all_ranks
+from plsp_train.metrics import own_logits, predictions
+from plsp_train.models import Network
+from plsp_train.results import Columns, Results, disambiguate_batch, join
 from plsp_train.review import review_order
 from plsp_train.validation import HeldOut
 
@@ -17,9 +19,6 @@ PICTURES_PER_KIND = 24  # most confident, most ambiguous, contradictory, first t
 SURE = 0.9  # probability from which a prediction outside the candidate set is called a contradiction
 MANY_CONTRADICTIONS = 0.02
 FEW_INSTANCES = 5  # contradictions that may be chance
-
-Predict = Callable[[Tensor], Tensor]
-"""Logits of un-augmented inputs."""
 
 
 class Outcome(NamedTuple):
@@ -39,7 +38,8 @@ class Trained(NamedTuple):
     """Indices of the labelled set in the training part."""
     changes: Tensor
     """Of labels between epochs, in the training part."""
-    predict: Predict
+    model: Network
+    augmentation: Augmentation
 
 
 def describe_instances(run: Trained) -> Outcome:
@@ -51,7 +51,7 @@ def describe_instances(run: Trained) -> Outcome:
     if held_out is not None:
         rows = torch.cat([rows, held_out.rows])
         parts.append((held_out.inputs, held_out.candidates))
-    found = disambiguate((run.predict(inputs) for inputs, _ in parts), torch.cat([part.cpu() for _, part in parts]))
+    found = join(_disambiguated(run, *part) for part in parts).disambiguation()
     labeled, changes, in_held_out = (np.zeros(len(rows), dtype) for dtype in (np.bool_, np.int32, np.bool_))
     changes[:num_kept] = run.changes.cpu().numpy()
     in_held_out[num_kept:] = True
@@ -75,12 +75,20 @@ def describe_instances(run: Trained) -> Outcome:
     return Outcome(results, _scores(results))
 
 
+def _disambiguated(run: Trained, inputs: Tensor, candidates: Tensor) -> Columns:
+    """Every rank disambiguates its share; logits exist for one batch at a time."""
+    own = join(
+        disambiguate_batch(logits, candidates[rows]) for rows, logits in own_logits(run.model, inputs, run.augmentation)
+    )
+    return Columns(from_all_ranks(*own.by_instance), from_all_ranks(*own.by_candidate))
+
+
 def _confusion(run: Trained) -> np.ndarray | None:
     """Counts by true and predicted class of the test set."""
     labels, num_classes = run.data.test_labels, run.data.num_classes
     if labels is None or run.data.test_inputs is None:
         return None
-    prediction = run.predict(run.data.test_inputs).argmax(1).cpu()
+    prediction = predictions(run.model, run.data.test_inputs, run.augmentation).cpu()
     pairs = labels * num_classes + prediction
     return pairs.bincount(minlength=num_classes**2).view(num_classes, num_classes).numpy()
 

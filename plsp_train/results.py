@@ -173,34 +173,43 @@ def disambiguate(logits: Tensor | Iterable[Tensor], candidates: Tensor) -> Disam
     parts, start = [], 0
     for batch in batches:
         for chunk in batch.split(_CHUNK):
-            parts.append(_disambiguate_chunk(chunk.cpu().double(), candidates[start : start + len(chunk)]))
+            parts.append(disambiguate_batch(chunk, candidates[start : start + len(chunk)]))
             start += len(chunk)
     if start != len(candidates):
         raise ValueError(f"logits of {start} instances do not fit candidate sets of {len(candidates)}")
-    sizes, label, confidence, classes, probabilities, prediction, prediction_probability = (
-        torch.cat(tensors).numpy() for tensors in zip(*parts, strict=True)
-    )
-    offsets = np.concatenate([[0], np.cumsum(sizes)])
-    return Disambiguation(label, confidence, offsets, classes, probabilities, prediction, prediction_probability)
+    return join(parts).disambiguation()
 
 
-def _disambiguate_chunk(logits: Tensor, candidates: Tensor) -> tuple[Tensor, ...]:
+class Columns(NamedTuple):
+    """What is known of some instances, on the CPU."""
+
+    by_instance: list[Tensor]
+    """Size of the candidate set, label, confidence, prediction, probability of the prediction."""
+    by_candidate: list[Tensor]
+    """Class and probability of each candidate, instance by instance."""
+
+    def disambiguation(self) -> Disambiguation:
+        sizes, label, confidence, prediction, prediction_probability = (column.numpy() for column in self.by_instance)
+        classes, probabilities = (column.numpy() for column in self.by_candidate)
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        return Disambiguation(label, confidence, offsets, classes, probabilities, prediction, prediction_probability)
+
+
+def join(parts: Iterable[Columns]) -> Columns:
+    """The columns of all instances, one part after the other."""
+    return Columns(*([torch.cat(column) for column in zip(*part, strict=True)] for part in zip(*parts, strict=True)))
+
+
+def disambiguate_batch(logits: Tensor, candidates: Tensor) -> Columns:
+    """`disambiguate` for instances whose probabilities of all classes fit in memory."""
+    logits, candidates = logits.cpu().double(), candidates.cpu()
     if not logits.isfinite().all():
         raise ValueError("logits must be finite")
     among_candidates = logits.masked_fill(~candidates, -torch.inf).softmax(1)
     confidence, label = among_candidates.max(1)
     prediction_probability, prediction = logits.softmax(1).max(1)
-    classes = candidates.nonzero()[:, 1].int()
-    probabilities = among_candidates[candidates].float()
-    return (
-        candidates.sum(1),
-        label,
-        confidence.float(),
-        classes,
-        probabilities,
-        prediction,
-        prediction_probability.float(),
-    )
+    by_instance = [candidates.sum(1), label, confidence.float(), prediction, prediction_probability.float()]
+    return Columns(by_instance, [candidates.nonzero()[:, 1].int(), among_candidates[candidates].float()])
 
 
 def _check_layout(arrays: dict[str, np.ndarray]) -> None:

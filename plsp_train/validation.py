@@ -52,14 +52,20 @@ def criteria(logits: Tensor, candidates: Tensor) -> dict[str, float]:
 
     The latter is the expected accuracy if the true label is drawn from C with the network's own probabilities.
     """
+    return mean_criteria(*criteria_of_instances(logits, candidates))
+
+
+def criteria_of_instances(logits: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
+    """(n,) bool and float64: what the criteria are the means of."""
     highest, prediction = logits.double().max(1, keepdim=True)
     covered = candidates.gather(1, prediction)[:, 0]
     # Relative to p_ŷ, whose own term is 1 where ŷ is in C: neither overflow nor division by zero.
     mass = (logits - highest).exp().masked_fill(~candidates, 0).sum(1)
-    return {
-        "covering_rate": covered.double().mean().item(),
-        "approximated_accuracy": mass.reciprocal().where(covered, 0).mean().item(),
-    }
+    return covered, mass.reciprocal().where(covered, 0)
+
+
+def mean_criteria(covered: Tensor, accuracy: Tensor) -> dict[str, float]:
+    return {"covering_rate": covered.double().mean().item(), "approximated_accuracy": accuracy.mean().item()}
 
 
 def selected_epochs(history: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -2,6 +2,9 @@
 
 Random numbers come from the generator that is passed in. With a host generator the same seed gives the same views on
 every device, without host–device synchronisation. A generator on the device of the batch works too.
+
+If the inputs are only a shard of a batch, random numbers are still drawn for the whole of it: neither the view of an
+instance nor the state of the generator depends on how the batch is shared out.
 """
 
 from dataclasses import dataclass
@@ -10,6 +13,7 @@ import torch
 from torch import Tensor
 
 from plsp_train.data.autoaugment import auto_augment
+from plsp_train.data.shard import Shard
 from plsp_train.data.splits import TrainTestData
 from plsp_train.data.transfer import to_device
 
@@ -77,27 +81,28 @@ class ImageAugmentation:
         """The normalised images."""
         return self._normalised(images).contiguous(memory_format=self.memory_format)
 
-    def weak(self, images: Tensor, generator: torch.Generator) -> Tensor:
+    def weak(self, images: Tensor, generator: torch.Generator, shard: Shard | None = None) -> Tensor:
         """Horizontal flip with probability 1/2, and a crop from the reflect-padded image."""
-        return self.plain(self._shifted(images, generator))
+        return self.plain(self._shifted(images, generator, shard))
 
-    def strong(self, images: Tensor, generator: torch.Generator) -> Tensor:
+    def strong(self, images: Tensor, generator: torch.Generator, shard: Shard | None = None) -> Tensor:
         """A weak view, AutoAugment if the policy has it, then one black cutout hole."""
-        images = self._shifted(images, generator)
+        images = self._shifted(images, generator, shard)
         if self.policy.auto_augment:
-            images = auto_augment(images, generator)
+            images = auto_augment(images, generator, shard)
         height, width = images.shape[-2:]
-        row, column = _draw_integers((height, width), images, generator)
+        row, column = _draw_integers((height, width), images, generator, shard)
         return self.plain(cutout(images, row, column, self.policy.cutout))
 
     def _normalised(self, images: Tensor) -> Tensor:
         # Before the change of memory format: twice as fast on a CPU as after it.
         return images.float().mul_(self._scale).add_(self._shift)
 
-    def _shifted(self, images: Tensor, generator: torch.Generator) -> Tensor:
+    def _shifted(self, images: Tensor, generator: torch.Generator, shard: Shard | None) -> Tensor:
         padding = self.policy.padding
         offsets = 2 * padding + 1
-        top, left, flip = _draw_integers((offsets, offsets, 1 + self.policy.horizontal_flip), images, generator)
+        bounds = (offsets, offsets, 1 + self.policy.horizontal_flip)
+        top, left, flip = _draw_integers(bounds, images, generator, shard)
         return crop_and_flip(images, top, left, flip.bool(), padding)
 
 
@@ -115,18 +120,20 @@ class VectorAugmentation:
         """The normalised vectors."""
         return (vectors - self._mean) / self._std
 
-    def weak(self, vectors: Tensor, generator: torch.Generator) -> Tensor:
+    def weak(self, vectors: Tensor, generator: torch.Generator, shard: Shard | None = None) -> Tensor:
         """Gaussian noise."""
-        return self._with_noise(vectors, self.policy.weak_noise, generator)
+        return self._with_noise(vectors, self.policy.weak_noise, generator, shard)
 
-    def strong(self, vectors: Tensor, generator: torch.Generator) -> Tensor:
+    def strong(self, vectors: Tensor, generator: torch.Generator, shard: Shard | None = None) -> Tensor:
         """More Gaussian noise, and features set to their mean, which is zero after normalisation."""
-        chance = torch.rand(vectors.shape, generator=generator, device=generator.device)
+        shape, rows = _whole_batch(vectors, shard)
+        chance = torch.rand(shape, generator=generator, device=generator.device)[rows]
         dropped = to_device(chance, vectors.device) < self.policy.strong_dropout
-        return self._with_noise(vectors, self.policy.strong_noise, generator).masked_fill_(dropped, 0.0)
+        return self._with_noise(vectors, self.policy.strong_noise, generator, shard).masked_fill_(dropped, 0.0)
 
-    def _with_noise(self, vectors: Tensor, strength: float, generator: torch.Generator) -> Tensor:
-        noise = torch.randn(vectors.shape, generator=generator, device=generator.device)
+    def _with_noise(self, vectors: Tensor, strength: float, generator: torch.Generator, shard: Shard | None) -> Tensor:
+        shape, rows = _whole_batch(vectors, shard)
+        noise = torch.randn(shape, generator=generator, device=generator.device)[rows]
         return self.plain(vectors).add_(to_device(noise, vectors.device), alpha=strength)
 
 
@@ -183,7 +190,15 @@ def _in_hole(centre: Tensor, side: int, length: int) -> Tensor:
     return (distance >= 0) & (distance < side)
 
 
-def _draw_integers(bounds: tuple[int, ...], images: Tensor, generator: torch.Generator) -> Tensor:
+def _draw_integers(bounds: tuple[int, ...], images: Tensor, generator: torch.Generator, shard: Shard | None) -> Tensor:
     """(len(bounds), N) on the images' device: row i uniform over 0..bounds[i]-1, one draw per image."""
-    draws = [torch.randint(bound, (len(images),), generator=generator, device=generator.device) for bound in bounds]
+    (count, *_), rows = _whole_batch(images, shard)
+    draws = [torch.randint(bound, (count,), generator=generator, device=generator.device)[rows] for bound in bounds]
     return to_device(torch.stack(draws), images.device)
+
+
+def _whole_batch(inputs: Tensor, shard: Shard | None) -> tuple[tuple[int, ...], slice]:
+    """The shape of the batch that the inputs are a shard of, and their rows in it."""
+    if shard is None:
+        return tuple(inputs.shape), slice(None)
+    return (shard.total, *inputs.shape[1:]), shard.rows

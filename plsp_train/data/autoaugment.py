@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from plsp_train.data.shard import Shard
 from plsp_train.data.transfer import to_device
 from plsp_train.torchvision_compat import import_torchvision
 
@@ -91,6 +92,8 @@ def draw_operations(count: int, generator: torch.Generator) -> Tensor:
 
 def apply_operations(images: Tensor, operations: Tensor) -> Tensor:
     """Apply to image i the operation OPERATIONS[operations[i]]; equal operations run as one call."""
+    if len(images) == 0:
+        return images
     present, counts = operations.unique(return_counts=True)
     order = to_device(operations.argsort(), images.device)
     groups = images[order].split(counts.tolist())
@@ -98,9 +101,10 @@ def apply_operations(images: Tensor, operations: Tensor) -> Tensor:
     return torch.empty_like(images).index_copy_(0, order, torch.cat(changed))
 
 
-def auto_augment(images: Tensor, generator: torch.Generator) -> Tensor:
+def auto_augment(images: Tensor, generator: torch.Generator, shard: Shard | None = None) -> Tensor:
     """AutoAugment on uint8 images (N, C, H, W), distributed as torchvision's transform applied to each image alone."""
-    first, second = draw_operations(len(images), generator).unbind(1)
+    count, rows = (len(images), slice(None)) if shard is None else (shard.total, shard.rows)
+    first, second = draw_operations(count, generator)[rows].unbind(1)
     return apply_operations(apply_operations(images, first), second)
 
 

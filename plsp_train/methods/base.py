@@ -2,35 +2,15 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from plsp_train.data import Augmentation
-from plsp_train.models import Network
+from plsp_train.methods.task import Task
 
 if TYPE_CHECKING:  # the configuration takes defaults and help texts from the methods
     from plsp_train.config import Config
-
-
-@dataclass
-class Task:
-    """What a method learns from: inputs and candidate sets on the training device, the network, a generator."""
-
-    config: "Config"
-    model: Network
-    inputs: Tensor
-    candidates: Tensor
-    true_labels: Tensor | None
-    """Used for reporting purity, never for training; None if unknown."""
-    augmentation: Augmentation
-    generator: torch.Generator
-
-    @property
-    def num_classes(self) -> int:
-        return self.candidates.shape[1]
 
 
 class Stage(NamedTuple):
@@ -70,7 +50,7 @@ class Method(ABC):
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        self.labels = torch.full((len(task.inputs),), -1, device=task.inputs.device)
+        self.labels = torch.full((len(task.inputs),), -1, device=task.device)
         """The present label of each training instance, one of its candidates; -1 as long as it has none."""
 
     def labeled_set(self) -> Tensor | None:

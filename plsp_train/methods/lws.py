@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from plsp_train.methods.base import Task
 from plsp_train.methods.losses import leveraged_weighted_loss, softmax_within
 from plsp_train.methods.single_stage import RefinedAfterStep
+from plsp_train.methods.task import Task
 
 HALVING_EPOCHS = 50
 

@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from plsp_train.methods.base import Iteration, Task
+from plsp_train.methods.base import Iteration
 from plsp_train.methods.contrastive import KeyQueue, own_key_contrast, same_label_contrast, update_prototypes
 from plsp_train.methods.single_stage import Disambiguation
+from plsp_train.methods.task import Task, View
 from plsp_train.models import Network
 
 EMBEDDING = 128
@@ -24,7 +25,7 @@ FINAL_RATE = 1e-3  # relative to the initial learning rate
 
 
 class Encoder(nn.Module):
-    """The network's features and their projection to a unit vector."""
+    """The network and the projection of its features to a unit vector."""
 
     def __init__(self, network: Network) -> None:
         super().__init__()
@@ -32,8 +33,9 @@ class Encoder(nn.Module):
         width = network.num_features
         self.head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, EMBEDDING))
 
-    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        features = self.network.features(inputs)
+    def forward(self, task: Task, view: View) -> tuple[Tensor, Tensor]:
+        """Features and embeddings of all rows of a view."""
+        features = task.features(view, network=self.network)
         return features, F.normalize(self.head(features).float(), dim=1)
 
 
@@ -46,7 +48,7 @@ class PiCO(Disambiguation):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        device, batch = task.inputs.device, self.sampler.batch_size
+        device, batch = task.device, self.sampler.batch_size
         self.encoder = Encoder(task.model).to(device)
         # Its batch norms stay in training mode: keys use the statistics of their batch.
         self.key_encoder = AveragedModel(self.encoder, multi_avg_fn=get_ema_multi_avg_fn(KEY_MOMENTUM))
@@ -69,13 +71,13 @@ class PiCO(Disambiguation):
 
     def step(self, stage: str, epoch: int) -> Iteration:
         task = self.task
-        index, weak = self.draw()
-        strong = task.augmentation.strong(task.inputs[index], task.generator)
-        features, queries = self.encoder(weak)
+        batch, weak = self.draw()
+        index, strong = batch.index, batch.strong()
+        features, queries = self.encoder(task, weak)
         logits = task.model.classifier(features).float()
         with torch.no_grad():
             self.key_encoder.update_parameters(self.encoder)
-            _, keys = self.key_encoder(strong)
+            _, keys = self.key_encoder(task, strong)
         with torch.autocast(queries.device.type, enabled=False):  # similarities are divided by a small temperature
             contrastive = self._contrast(queries, keys, logits.detach(), index, epoch)
         classification = self.loss(logits, index)

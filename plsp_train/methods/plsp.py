@@ -8,11 +8,13 @@ from torch import Tensor
 
 from plsp_kernels import SemanticUpperBoundLoss, semantic_upper_bound_loss
 from plsp_train.data import IndexSampler
-from plsp_train.methods.base import Iteration, Method, Stage, Task
+from plsp_train.distributed import from_all_ranks
+from plsp_train.methods.base import Iteration, Method, Stage
 from plsp_train.methods.losses import candidate_cross_entropy, complementary_loss
 from plsp_train.methods.plain_loss import plain_loss
-from plsp_train.methods.selection import select_reliable
-from plsp_train.metrics import predict
+from plsp_train.methods.selection import Scores, score_instances, select_reliable
+from plsp_train.methods.task import Task
+from plsp_train.metrics import own_logits
 
 PRETRAIN, TRAIN = "pretrain", "train"
 RELEASED_RAMP_EPOCHS = 50  # the released code reaches γ0 after this many epochs, for any T
@@ -28,7 +30,7 @@ class PLSP(Method):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        config, device = task.config, task.inputs.device
+        config = task.config
         self.released = config.recipe == "released"
         self.loss = SemanticUpperBoundLoss(
             len(task.inputs),
@@ -40,9 +42,9 @@ class PLSP(Method):
             beta=config.beta,
             argmax_in_candidates=not self.released,
             impl=config.impl,
-        ).to(device)
+        ).to(task.device)
         self.labeled: IndexSampler | None = None
-        self.unlabeled = IndexSampler(torch.arange(len(task.inputs), device=device), 1, task.generator)
+        self.unlabeled = IndexSampler(torch.arange(len(task.inputs)), 1, task.generator)
 
         if config.impl != "auto" and config.semantic:
             self._try_implementation()
@@ -102,15 +104,25 @@ class PLSP(Method):
     def start_epoch(self, stage: str, epoch: int) -> dict[str, Any]:
         task = self.task
         if stage == PRETRAIN:
-            self._make_samplers(torch.arange(len(task.inputs), device=task.inputs.device))
+            self._make_samplers(torch.arange(len(task.inputs)))
             return {}
-        logits = predict(task.model, task.inputs, task.augmentation)
-        labeled, self.labels = select_reliable(logits, task.candidates, task.config.k, agree_with_best=self.released)
-        rest = torch.ones(len(logits), dtype=torch.bool, device=logits.device).index_fill(0, labeled, False)
+        scores = self._scores()
+        self.labels = scores.labels
+        labeled = select_reliable(scores, task.num_classes, task.config.k, agree_with_best=self.released)
+        rest = torch.ones_like(self.labels, dtype=torch.bool).index_fill(0, labeled, False)
         # If all instances are labelled, they are the unlabelled ones too, as in the paper's study of large k.
-        unlabeled = rest.nonzero()[:, 0] if len(labeled) < len(logits) else labeled
-        self._make_samplers(unlabeled, labeled)
+        unlabeled = rest.nonzero()[:, 0] if len(labeled) < len(rest) else labeled
+        self._make_samplers(unlabeled.cpu(), labeled.cpu())
         return self._labeled_metrics(labeled)
+
+    def _scores(self) -> Scores:
+        """Of all instances. Logits exist for one batch at a time."""
+        task = self.task
+        parts = [
+            score_instances(logits, task.candidates[rows])
+            for rows, logits in own_logits(task.model, task.inputs, task.augmentation)
+        ]
+        return Scores(*from_all_ranks(*(torch.cat(column) for column in zip(*parts, strict=True))))
 
     def labeled_set(self) -> Tensor | None:
         return None if self.labeled is None else self.labeled.indices
@@ -141,25 +153,22 @@ class PLSP(Method):
 
     def _pretrain_step(self) -> Iteration:
         task = self.task
-        index = next(self.unlabeled)
-        candidates = task.candidates[index]
-        logits = task.model(task.augmentation.plain(task.inputs[index]))  # the paper does not augment in pre-training
+        batch = task.draw(self.unlabeled)
+        candidates = task.candidates[batch.index]
+        logits = task.logits(batch.plain())  # the paper does not augment in pre-training
         loss = candidate_cross_entropy(logits, candidates)
         if self.released:
             loss = loss + complementary_loss(logits, candidates)
-        return Iteration(loss, {"loss": loss}, len(index))
+        return Iteration(loss, {"loss": loss}, len(batch))
 
     def _train_step(self, epoch: int) -> Iteration:
         task = self.task
-        unlabeled = next(self.unlabeled)
-        labeled = next(self.labeled) if self.labeled is not None else unlabeled[:0]
-        views = [
-            task.augmentation.weak(task.inputs[labeled], task.generator),
-            task.augmentation.weak(task.inputs[unlabeled], task.generator),
-            task.augmentation.strong(task.inputs[unlabeled], task.generator),
-        ]
-        features = task.model.features(torch.cat(views))
-        logits = task.model.classifier(features).split([len(view) for view in views])
+        unlabeled_batch = task.draw(self.unlabeled)
+        labeled_batch = task.draw(self.labeled) if self.labeled is not None else task.load(torch.arange(0))
+        labeled, unlabeled = labeled_batch.index, unlabeled_batch.index
+        views = [labeled_batch.weak(), unlabeled_batch.weak(), unlabeled_batch.strong()]
+        features = task.features(*views)
+        logits = task.model.classifier(features).split([view.total for view in views])
         labels, candidates = self.labels[labeled], task.candidates[unlabeled]
         labeled_candidates = task.candidates[labeled] if self.released else None
         ss_weight = self.ss_weight(epoch)
@@ -190,7 +199,7 @@ class PLSP(Method):
             terms["pseudo_label_right"] = right.float().mean()
         # Detached, so that the graph of a reported term is not kept until the next step.
         reported = {name: value.detach() for name, value in terms.items()}
-        return Iteration(loss.total, reported, sum(len(view) for view in views))
+        return Iteration(loss.total, reported, sum(view.total for view in views))
 
     def report(self, means: dict[str, float]) -> dict[str, float | None]:
         """Adds the purity: of the pseudo-labels in use, the share that is correct."""
@@ -221,9 +230,10 @@ class PLSP(Method):
         self.labels = state["labels"]
         generator = self.task.generator
         unlabeled = state["unlabeled"]
-        self.unlabeled = IndexSampler(unlabeled["order"], unlabeled["batch_size"], generator)
+        self.unlabeled = IndexSampler(unlabeled["order"].cpu(), unlabeled["batch_size"], generator)
         self.unlabeled.load_state_dict(unlabeled)
         self.labeled = None
         if state["labeled"] is not None:
-            self.labeled = IndexSampler(state["labeled"]["order"], self.task.config.labeled_batch, generator)
+            order = state["labeled"]["order"].cpu()
+            self.labeled = IndexSampler(order, self.task.config.labeled_batch, generator)
             self.labeled.load_state_dict(state["labeled"])

@@ -1,29 +1,42 @@
 """Selection of reliable instances, which are treated as labelled."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from plsp_kernels import class_activation_labels
 
 
-def select_reliable(
-    logits: Tensor, candidates: Tensor, k: int, *, agree_with_best: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Ω_l, equations (3) and (4): the k instances of highest class activation value of every class.
+class Scores(NamedTuple):
+    """What the selection needs to know of every instance."""
 
-    Returns their indices, and the label of every instance: its candidate of highest class activation value. With
-    agree_with_best, only instances whose label has the highest value of all classes can be selected.
-    """
+    labels: Tensor
+    """(n,): the candidate of highest class activation value."""
+    activation: Tensor
+    """(n,): that value."""
+    agrees: Tensor
+    """(n,) bool: no class outside the candidate set has a higher one."""
+
+
+def score_instances(logits: Tensor, candidates: Tensor) -> Scores:
+    """Equation (3) for a batch of instances."""
     labels = class_activation_labels(logits, candidates)
     own = logits.gather(1, labels[:, None])[:, 0]
-    activation = own * (own - 1).abs()
-    eligible = torch.arange(len(logits), device=logits.device)
-    if agree_with_best:
-        best = class_activation_labels(logits, torch.ones_like(candidates))
-        eligible = (best == labels).nonzero()[:, 0]
+    best = class_activation_labels(logits, torch.ones_like(candidates))
+    return Scores(labels, own * (own - 1).abs(), best == labels)
+
+
+def select_reliable(scores: Scores, num_classes: int, k: int, *, agree_with_best: bool = False) -> Tensor:
+    """Ω_l, equation (4): indices of the k instances of highest class activation value of every class.
+
+    With agree_with_best, only instances whose label has the highest value of all classes can be selected.
+    """
+    labels, activation, agrees = scores
+    eligible = agrees.nonzero()[:, 0] if agree_with_best else torch.arange(len(labels), device=labels.device)
     # By descending value, then stably by class: the instances of a class are contiguous, best first.
     by_value = eligible[activation[eligible].argsort(descending=True, stable=True)]
     by_class = by_value[labels[by_value].argsort(stable=True)]
-    members = labels[by_class].bincount(minlength=logits.shape[1])
-    rank = torch.arange(len(by_class), device=logits.device) - (members.cumsum(0) - members)[labels[by_class]]
-    return by_class[rank < k], labels
+    members = labels[by_class].bincount(minlength=num_classes)
+    rank = torch.arange(len(by_class), device=labels.device) - (members.cumsum(0) - members)[labels[by_class]]
+    return by_class[rank < k]

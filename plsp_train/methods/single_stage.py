@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from plsp_train.data import IndexSampler
-from plsp_train.methods.base import Iteration, Method, Stage, Task
+from plsp_train.methods.base import Iteration, Method, Stage
 from plsp_train.methods.losses import confidence_cross_entropy, uniform_confidences
+from plsp_train.methods.task import Batch, Task, View
 
 TRAIN = "train"
 
@@ -28,7 +29,7 @@ class SingleStage(Method):
         self.sampler = self._new_sampler()
 
     def _new_sampler(self) -> IndexSampler:
-        indices = torch.arange(len(self.task.inputs), device=self.task.inputs.device)
+        indices = torch.arange(len(self.task.inputs))
         return IndexSampler(indices, min(self.task.config.batch_size, len(indices)), self.task.generator)
 
     def stages(self) -> list[Stage]:
@@ -45,21 +46,21 @@ class SingleStage(Method):
         return {}
 
     def step(self, stage: str, epoch: int) -> Iteration:
-        index, inputs = self.draw()
-        logits = self.task.model(inputs).float()
-        loss = self.loss(logits, index)
-        self.record_labels(logits, index)
-        return Iteration(loss, {"loss": loss}, len(index))
+        batch, view = self.draw()
+        logits = self.task.logits(view).float()
+        loss = self.loss(logits, batch.index)
+        self.record_labels(logits, batch.index)
+        return Iteration(loss, {"loss": loss}, len(batch))
 
     def record_labels(self, logits: Tensor, index: Tensor) -> None:
         """The candidates of highest probability become the labels of the instances `index`."""
         best = logits.detach().masked_fill(~self.task.candidates[index], -math.inf).argmax(1)
         self.labels.index_copy_(0, index, best)
 
-    def draw(self) -> tuple[Tensor, Tensor]:
-        """The next batch: indices and weak views."""
-        index = next(self.sampler)
-        return index, self.task.augmentation.weak(self.task.inputs[index], self.task.generator)
+    def draw(self) -> tuple[Batch, View]:
+        """The next batch and its weak view."""
+        batch = self.task.draw(self.sampler)
+        return batch, batch.weak()
 
     @abstractmethod
     def loss(self, logits: Tensor, index: Tensor) -> Tensor:
@@ -104,16 +105,16 @@ class Disambiguation(SingleStage):
 class RefinedAfterStep(Disambiguation):
     """Updates the confidences of a batch in a second forward pass, after the optimiser step."""
 
-    def draw(self) -> tuple[Tensor, Tensor]:
-        self._batch = super().draw()
-        return self._batch
+    def draw(self) -> tuple[Batch, View]:
+        self._drawn = super().draw()
+        return self._drawn
 
     @torch.no_grad()
     def after_step(self, stage: str) -> None:
-        index, inputs = self._batch
+        batch, view = self._drawn
         with frozen_statistics(self.task.model):
-            logits = self.task.model(inputs).float()
-        self.confidences.index_copy_(0, index, self.refined(logits, self.task.candidates[index]))
+            logits = self.task.logits(view).float()
+        self.confidences.index_copy_(0, batch.index, self.refined(logits, self.task.candidates[batch.index]))
 
     @abstractmethod
     def refined(self, logits: Tensor, candidates: Tensor) -> Tensor:

@@ -65,7 +65,7 @@ def test_a_saved_model_rebuilds_to_the_reported_score(tmp_path) -> None:
     out = tmp_path / "run"
     run(out)
     data = digits()
-    scores = f1_scores(load_model(out / "model.pt").logits(data.test_inputs), data.test_labels)
+    scores = f1_scores(load_model(out / "model.pt").logits(data.test_inputs).argmax(1), data.test_labels)
     assert scores["micro_f1"] == json.loads((out / "summary.json").read_text())["micro_f1"]
 
 

@@ -7,8 +7,12 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -16,17 +20,26 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from plsp_train import files
+import plsp_train.methods.task
+from plsp_train import distributed, files
 from plsp_train.cli import main
-from plsp_train.distributed import agree, average_gradients, process_group
+from plsp_train.data import TrainTestData, build_augmentation
+from plsp_train.distributed import agree, process_group
 from plsp_train.engine import Engine
+from plsp_train.methods import METHODS, Iteration, Method, Task, View
+from plsp_train.metrics import own_logits, predictions
 from plsp_train.models import Network, build_model
-from plsp_train.sharding import shard_features
+from plsp_train.sharding import parallel_step, synchronise_batch_norms
 from small_runs import SMALL, metrics, run
 
 RANKS = 2
 UNEVEN = ["--labeled-batch", "17", "--pretrain-batch", "255"]  # batches that two ranks cannot halve
-PICO = ["--method", "pico", "--epochs", "2"]
+SHORT = ["--epochs", "2", "--batch-size", "255"]
+ALL_RUNS = {"plsp": UNEVEN} | {
+    method: ["--method", method, *SHORT] for method in ("cc", "rc", "proden", "lws", "cavl", "pico", "df")
+}
+ALL_RUNS["released"] = [*UNEVEN, "--recipe", "released", "--epochs", "1"]
+ALL_RUNS["held-out"] = [*UNEVEN, "--validation-fraction", "0.1", "--epochs", "1"]
 STOP_AT = ("train", 2, 3)
 
 
@@ -48,46 +61,107 @@ def _as_torchrun_does(rank: int, ports: list[int]) -> None:
     }
 
 
-def _loss_of_the_whole_batch(network: Network, inputs: Tensor) -> Tensor:
-    """Pairs of instances enter it: it is no mean over instances that each rank could take for itself."""
-    features = network.features(inputs)
-    labels = torch.arange(len(inputs)) % network.classifier.out_features
-    return F.cross_entropy(network.classifier(features), labels) + (features @ features.T).square().mean()
+class _Pairwise(Method):
+    """Its loss compares instances with each other: no mean over instances that each rank could take for itself."""
+
+    name, label, help = "pairwise", "pairwise", "for tests"
+
+    def __init__(self, task: Task, count: int) -> None:
+        super().__init__(task)
+        self.count = count
+
+    def step(self, stage: str, epoch: int) -> Iteration:
+        batch = self.task.load(torch.arange(self.count).flip(0))
+        views = batch.weak(), batch.plain(), batch.strong()
+        features = self.task.features(*(View(view.inputs.double(), view.total) for view in views))
+        logits = self.task.model.classifier(features)
+        labels = torch.arange(len(features)) % logits.shape[1]
+        loss = F.cross_entropy(logits, labels) + (features @ features.T).square().mean()
+        return Iteration(loss, {"loss": loss}, len(features))
+
+    stages = learning_rate = start_epoch = num_iterations = None  # type: ignore[assignment]
+    state_dict = load_state_dict = None  # type: ignore[assignment]
 
 
-def _check_gradients(name: str, shape: tuple[int, ...], count: int) -> None:
-    torch.manual_seed(0)
-    alone = build_model(name, shape, 3).double()
-    shared = copy.deepcopy(alone)
-    shard_features(shared)
-    inputs = torch.randn(count, *shape, dtype=torch.float64)
-    for network in (alone, shared):
-        optimizer = torch.optim.SGD(network.parameters(), lr=1e-3)
-        for _ in range(2):
-            optimizer.zero_grad()
-            _loss_of_the_whole_batch(network, inputs).backward()
-            if network is shared:
-                average_gradients(optimizer)
-            optimizer.step()
-    for (key, one), two in zip(alone.state_dict().items(), shared.state_dict().values(), strict=True):
-        torch.testing.assert_close(one, two, msg=lambda text, key=key: f"{name}, {count} instances, {key}: {text}")
-    torch.testing.assert_close(alone.eval().features(inputs), shared.eval().features(inputs))
+def _task(network: Network, inputs: Tensor) -> Task:
+    data = TrainTestData("test", ("a", "b", "c"), inputs, (0.1,) * inputs.shape[1], (0.4,) * inputs.shape[1])
+    return Task(
+        config=None,  # type: ignore[arg-type]
+        model=network,
+        inputs=inputs,
+        candidates=torch.ones(len(inputs), 3, dtype=torch.bool),
+        true_labels=None,
+        augmentation=build_augmentation(data),
+        generator=torch.Generator().manual_seed(7),
+    )
 
 
-def _check_copies() -> None:
+def _inputs(shape: tuple[int, ...]) -> Tensor:
+    generator = torch.Generator().manual_seed(5)
+    if len(shape) == 1:
+        return torch.randn(9, *shape, generator=generator)
+    return torch.randint(256, (9, *shape), generator=generator).to(torch.uint8)
+
+
+def _check_gradients(build: Callable[[], Network], shape: tuple[int, ...], count: int) -> None:
+    """Two steps of one rank on whole batches, and of all ranks on their shards."""
+    networks, states = [], []
+    for is_shared in (False, True):
+        torch.manual_seed(0)
+        network, inputs = build().double(), _inputs(shape)
+        method = _Pairwise(_task(network, inputs), count)
+        step = method.step
+        if is_shared:
+            synchronise_batch_norms(network)
+            step = parallel_step(method, method.task.augmentation.plain(inputs[:2]).double())
+        optimizer = torch.optim.SGD(network.parameters(), lr=1e-2)
+        with nullcontext() if is_shared else _alone():
+            for _ in range(2):
+                optimizer.zero_grad()
+                step("train", 1).loss.backward()
+                optimizer.step()
+        networks.append(network)
+        states.append(method.task.generator.get_state())
+    assert torch.equal(*states), "as many random numbers were drawn"
+    for (key, one), two in zip(networks[0].state_dict().items(), networks[1].state_dict().values(), strict=True):
+        message = f"{type(network).__name__}, {count} instances, {key}: "
+        torch.testing.assert_close(one, two, msg=lambda text, key=message: key + text)
+    plain = method.task.augmentation.plain(inputs).double()
+    torch.testing.assert_close(networks[0].eval()(plain), networks[1].eval()(plain))
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """As if there were no other rank."""
+    modules = (distributed, plsp_train.methods.task)
+    with ExitStack() as patches:
+        for module in modules:
+            patches.enter_context(mock.patch.object(module, "num_ranks", return_value=1))
+        yield
+
+
+def _with_unused_layer() -> Network:
     network = build_model("mlp", (4,), 3)
-    shard_features(network)
+    network.unused = torch.nn.Linear(4, 4)
+    return network
+
+
+def _check_shards() -> None:
+    network, inputs = build_model("mlp", (4,), 3).eval(), _inputs((4,))
+    task, rows = _task(network, inputs), []
     clone = copy.deepcopy(network)
-    with torch.no_grad():
-        for parameter in clone.parameters():
-            parameter.zero_()
-    inputs = torch.randn(5, 4)
-    assert network.features(inputs).abs().sum() > 0
-    assert clone.features(inputs).abs().sum() == 0, "the copy runs its own network"
-    rows: list[int] = []
-    clone.hidden.register_forward_hook(lambda module, arguments, result: rows.append(len(result)))
-    assert clone.features(inputs).shape == (5, 64)
-    assert rows == [2 + dist.get_rank()], "the copy is shared out too"
+    for each in (network, clone):
+        each.hidden.register_forward_hook(lambda module, arguments, result: rows.append(len(result)))
+    view = task.load(torch.arange(5)).plain()
+    assert len(view.inputs) == 2 + dist.get_rank(), "a rank loads its own rows"
+    expected = task.augmentation.plain(inputs[:5])
+    for each in (network, clone):
+        torch.testing.assert_close(task.features(view, network=each), each.features(expected))
+    assert rows == 2 * [2 + dist.get_rank(), 5]
+    assert sum(logits.shape[0] for _, logits in own_logits(network, inputs, task.augmentation)) == 4 + dist.get_rank()
+    expected = network(task.augmentation.plain(inputs)).argmax(1)
+    assert torch.equal(predictions(network, inputs, task.augmentation), expected)
+    assert predictions(network, inputs[:1], task.augmentation).shape == (1,), "one rank has no instance at all"
 
 
 def _work(rank: int, directory: Path, ports: list[int]) -> None:
@@ -99,18 +173,19 @@ def _work(rank: int, directory: Path, ports: list[int]) -> None:
     _as_torchrun_does(rank, ports)
     with process_group(torch.device("cpu")):
         assert agree(rank, 5 - rank) == [1, 5]
-        _check_gradients("mlp", (4,), 7)
-        _check_gradients("densenet", (1, 8, 8), 5)
-        _check_gradients("lenet", (1, 28, 28), 1)  # one rank has no instance at all
-        _check_copies()
+        _check_gradients(partial(build_model, "mlp", (4,), 3), (4,), 7)
+        _check_gradients(partial(build_model, "densenet", (3, 8, 8), 3), (3, 8, 8), 5)
+        _check_gradients(partial(build_model, "lenet", (1, 28, 28), 3), (1, 28, 28), 1)  # one rank has no instance
+        _check_gradients(_with_unused_layer, (4,), 6)
+        _check_shards()
 
     def train(name: str, *arguments: str) -> None:
         _as_torchrun_does(rank, ports)
         codes[name] = run(directory / name, *arguments)
         (directory / f"rank{rank}.json").write_text(json.dumps(codes))
 
-    train("whole", *UNEVEN)
-    train("pico", *PICO)
+    for name, arguments in ALL_RUNS.items():
+        train(name, *arguments)
     train("diverging", "--lr", "1e18")
 
     step = Engine._step
@@ -135,7 +210,7 @@ def _work(rank: int, directory: Path, ports: list[int]) -> None:
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("ranks")
-    ports = [_free_port() for _ in range(6)]
+    ports = [_free_port() for _ in range(len(ALL_RUNS) + 4)]
     torch.multiprocessing.spawn(_work, args=(directory, ports), nprocs=RANKS)  # raises what a rank raised
     return directory
 
@@ -148,13 +223,27 @@ def _assert_same_numbers(one: Path, two: Path) -> None:
     """Up to rounding, which may at most turn the choice of a few instances."""
     for line, other in zip(metrics(one), metrics(two), strict=True):
         assert line.pop("stage") == other.pop("stage")
-        assert line == {name: pytest.approx(value, rel=1e-3, abs=3e-3) for name, value in other.items()}
+        assert _numbers(line) == pytest.approx(_numbers(other), rel=1e-3, abs=3e-3)
 
 
-@pytest.mark.parametrize(("name", "arguments"), [("whole", UNEVEN), ("pico", PICO)])
-def test_two_ranks_reproduce_the_numbers_of_one(tmp_path, directory: Path, name: str, arguments: list[str]) -> None:
+def _numbers(line: dict[str, Any]) -> dict[str, float]:
+    """Metrics with a name for every number of a list; those that are undefined are -1."""
+    flat = [
+        (f"{name} {i}", number)
+        for name, value in line.items()
+        for i, number in enumerate(value if isinstance(value, list) else [value])
+    ]
+    return {name: -1 if number is None else number for name, number in flat}
+
+
+def test_every_method_is_run_on_two_ranks() -> None:
+    assert set(METHODS) <= ALL_RUNS.keys()
+
+
+@pytest.mark.parametrize("name", ALL_RUNS)
+def test_two_ranks_reproduce_the_numbers_of_one(tmp_path, directory: Path, name: str) -> None:
     assert _codes(directory, name) == [0, 0]
-    assert run(tmp_path / "one", *arguments) == 0
+    assert run(tmp_path / "one", *ALL_RUNS[name]) == 0
     _assert_same_numbers(tmp_path / "one", directory / name)
     assert json.loads((directory / name / "summary.json").read_text())["ranks"] == RANKS
 
@@ -163,7 +252,7 @@ def test_only_rank_0_prints(directory: Path) -> None:
     texts = [(directory / f"rank{rank}.txt").read_text() for rank in range(RANKS)]
     assert texts[0].count("the loss became") == 1
     assert "epoch 4/4" in texts[0]
-    assert texts[1].splitlines()[:-1] == [], "all but the error of the last run"
+    assert texts[1].splitlines()[:-1] == [], "all but the end of the last run, if rank 0 could not be asked"
 
 
 def test_a_non_finite_loss_stops_both_ranks(directory: Path) -> None:
@@ -174,19 +263,28 @@ def test_a_signal_to_one_rank_stops_both_at_the_same_step_and_one_rank_can_resum
     assert _codes(directory, "stopped") == [143, 143]
     assert torch.load(directory / "stopped" / "checkpoint.pt", weights_only=True)["steps_done"] == STOP_AT[-1]
     assert main([*SMALL, *UNEVEN, "--resume", "--out", str(directory / "stopped")]) == 0
-    _assert_same_numbers(directory / "stopped", directory / "whole")
+    _assert_same_numbers(directory / "stopped", directory / "plsp")
 
 
 def test_an_error_on_one_rank_stops_both(directory: Path) -> None:
     assert _codes(directory, "full") == [2, 1]
     assert "No space left on device" in (directory / "rank0.txt").read_text()
-    assert "cannot reach the other ranks" in (directory / "rank1.txt").read_text()
+
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS), "-m", "plsp_train"]
 
 
 def test_torchrun_starts_the_ranks(tmp_path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS), "-m", "plsp_train"]
     short = [*SMALL, "--pretrain-epochs", "1", "--epochs", "0"]
-    done = subprocess.run([*command, *short], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run([*TORCHRUN, *short], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.count("epoch 1/1") == 1
+    assert "Warning" not in done.stderr
     (out,) = (tmp_path / "runs").iterdir()
     assert len(metrics(out)) == 1
+
+
+def test_error_that_all_ranks_meet_is_printed_once(tmp_path) -> None:
+    done = subprocess.run([*TORCHRUN, "--lr", "-1"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert done.stderr.count("plsp_train: error: lr must be positive, got -1.0") == 1
+    assert "exitcode  : 2" in done.stderr, "torchrun reports the exit code of the error"

@@ -162,14 +162,15 @@ def test_refinement_uses_the_updated_network_and_leaves_batch_norm_statistics_un
     model = method.task.model.train()
     method.start_epoch("train", 1)
     method.step("train", 1)
-    index, inputs = method._batch
+    batch, view = method._drawn
+    index = batch.index
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.5)
     means = [buffer.clone() for key, buffer in model.named_buffers() if "running" in key]
     method.after_step("train")
     assert all(map(torch.equal, means, [buffer for key, buffer in model.named_buffers() if "running" in key]))
-    expected = method.refined(model(inputs).detach(), method.task.candidates[index])
+    expected = method.refined(model(view.inputs).detach(), method.task.candidates[index])
     torch.testing.assert_close(method.confidences[index], expected)
     assert not torch.equal(means[0], next(buffer for key, buffer in model.named_buffers() if "running" in key))
 
@@ -178,7 +179,7 @@ def test_refinement_uses_the_updated_network_and_leaves_batch_norm_statistics_un
 def test_an_epoch_sees_no_instance_twice(name: str) -> None:
     method = _method(name, batch_size=100)
     method.start_epoch("train", 1)
-    seen = torch.cat([method.draw()[0] for _ in range(method.num_iterations("train"))])
+    seen = torch.cat([method.draw()[0].index for _ in range(method.num_iterations("train"))])
     assert len(seen) == len(seen.unique()) == 1400
 
 

@@ -11,7 +11,7 @@ from plsp_train.cli import main
 from plsp_train.methods import PLSP
 from plsp_train.methods.losses import candidate_cross_entropy, complementary_loss
 from plsp_train.methods.plain_loss import plain_loss
-from plsp_train.methods.selection import select_reliable
+from plsp_train.methods.selection import Scores, score_instances, select_reliable
 from small_runs import digits_task, metrics
 
 
@@ -39,11 +39,13 @@ def test_selection_takes_the_k_highest_values_of_each_class(k: int, agree: bool)
     logits = 3 * torch.randn(90, 7, generator=generator)
     candidates = torch.rand(90, 7, generator=generator) < 0.4
     candidates[torch.arange(90), torch.randint(7, (90,), generator=generator)] = True
-    index, labels = select_reliable(logits, candidates, k, agree_with_best=agree)
+    parts = [score_instances(*part) for part in zip(logits.split(40), candidates.split(40), strict=True)]
+    scores = Scores(*map(torch.cat, zip(*parts, strict=True)))
+    index = select_reliable(scores, 7, k, agree_with_best=agree)
     chosen, expected = _naive_selection(logits, candidates, k, agree)
     assert set(index.tolist()) == chosen
     assert len(index) == len(chosen)
-    assert labels.tolist() == expected
+    assert scores.labels.tolist() == expected
 
 
 def test_pretraining_loss_is_the_mean_over_candidates() -> None:
