@@ -7,11 +7,12 @@ PYTHON_LOWEST ?= python3.10
 VENV_LOWEST ?= .venv-lowest
 RUN_LOWEST := $(VENV_LOWEST)/bin/python
 STAMP_LOWEST := $(VENV_LOWEST)/.installed
+VENV_AUDIT ?= .venv-audit
 NATIVE := $(wildcard plsp_kernels/native/*.c plsp_kernels/native/*.h)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint format bench clean
-.PHONY: docs linkcheck coverage sanitize test-lowest gpu-check ptx ptx-sm_80 ptx-sm_90
+.PHONY: docs linkcheck coverage sanitize test-lowest gpu-check ptx ptx-sm_80 ptx-sm_90 soak fuzz audit
 
 help:
 	@echo "make demo         set up, then run the whole pipeline on scikit-learn's digits with ambiguous labels"
@@ -24,15 +25,19 @@ help:
 	@echo "make coverage     set up, then run the test suite and report line and branch coverage"
 	@echo "make sanitize     set up, then test the C extension under the address and undefined-behaviour sanitizers"
 	@echo "make ptx          set up, then run the tests of the Triton kernels as compiled PTX in an emulator"
+	@echo "make soak         set up, then kill runs at least 300 times and compare them with undisturbed ones"
+	@echo "make fuzz         set up, then feed 20,000 broken files to everything that reads files"
+	@echo "make audit        set up, then look for known vulnerabilities and list licences (needs a network)"
 	@echo "make gpu-check    set up, then run tests and benchmark on a GPU, time its kernels, and write one file to send"
 	@echo "make test-lowest  run the test suite with the oldest supported versions (needs Python 3.10, several GB)"
 	@echo "make clean        remove the environment and caches"
 
 setup: $(STAMP)
 
-$(STAMP): requirements-dev.lock pyproject.toml setup.py $(NATIVE)
+$(STAMP): requirements-dev.lock requirements-torch.lock pyproject.toml setup.py $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --requirement requirements-dev.lock
+	$(RUN) -m pip install --quiet --no-deps --require-hashes --requirement requirements-dev.lock
+	$(RUN) -m pip install --quiet --requirement requirements-torch.lock
 	$(RUN) -m pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
@@ -63,6 +68,23 @@ ptx-sm_80 ptx-sm_90: ptx-%: $(STAMP)
 	OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= PYTHONPATH=tests/ptx $(RUN) -m pytest -p emulator.plugin --ptx-target $* \
 		$(PTX_OPTIONS) -m "not aot" tests/ptx/small_kernels.py $(wildcard tests/kernels/test_triton*.py)
 
+# Both end with one line of figures and exit with code 1 if anything was found.
+SOAK_OPTIONS ?= --kills 300 --torchrun-kills 10 --minutes 60
+soak: $(STAMP)
+	OMP_NUM_THREADS=1 $(RUN) tests/train/soak.py $(SOAK_OPTIONS)
+
+FUZZ_OPTIONS ?= --inputs 20000
+fuzz: $(STAMP)
+	OMP_NUM_THREADS=1 $(RUN) tests/train/fuzz.py $(FUZZ_OPTIONS)
+
+# In an environment of its own, so that the tools are not what they examine.
+audit: $(STAMP)
+	$(PYTHON) -m venv $(VENV_AUDIT)
+	$(VENV_AUDIT)/bin/python -m pip install --quiet pip-audit pip-licenses
+	$(VENV_AUDIT)/bin/python -m pip_audit --disable-pip --require-hashes --requirement requirements-dev.lock
+	$(VENV_AUDIT)/bin/python -m pip_audit --disable-pip --no-deps --requirement requirements-torch.lock
+	$(VENV_AUDIT)/bin/python -m piplicenses --python $(RUN) --order license
+
 gpu-check: $(STAMP)
 	$(RUN) -m benchmarks.gpu_check
 
@@ -84,7 +106,7 @@ format: $(STAMP)
 	$(RUN) -m ruff format .
 
 $(DOCS_STAMP): $(STAMP) requirements-docs.lock
-	$(RUN) -m pip install --quiet --requirement requirements-docs.lock
+	$(RUN) -m pip install --quiet --no-deps --require-hashes --requirement requirements-docs.lock
 	touch $@
 
 docs: $(DOCS_STAMP)
@@ -111,4 +133,4 @@ test-lowest: $(STAMP_LOWEST)
 		--ignore tests/test_gpu_static.py
 
 clean:
-	rm -rf $(VENV) $(VENV_LOWEST) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis htmlcov .coverage*
+	rm -rf $(VENV) $(VENV_LOWEST) $(VENV_AUDIT) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis htmlcov .coverage*

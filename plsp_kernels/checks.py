@@ -1,17 +1,23 @@
 """Argument checks. Each error names the argument, what it got and what it expects.
 
 Shapes, dtypes and devices are always checked. Checking values on a GPU forces a host sync, so values are checked on CPU
-tensors only, or on all devices with PLSP_CHECK_VALUES=1 in the environment, and never inside a compiled graph.
+tensors only, or on all devices with PLSP_CHECK_VALUES=1 in the environment, and never inside a compiled graph. With
+PLSP_CHECK_VALUES=1, covariances are also checked to be symmetric and not negative, which costs more than the loss.
+
+Numbers may be NumPy's, integers of any width, thresholds a list: what has one meaning is converted.
 """
 
 import os
 from collections.abc import Sequence
+from numbers import Integral, Real
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from plsp_kernels.step import Step
+from plsp_kernels.step import Step, replace
 
+_ROUNDING = 1e-5  # relative, of statistics in float32
 _CHECK_VALUES = os.environ.get("PLSP_CHECK_VALUES", "") not in ("", "0")
 
 
@@ -34,24 +40,25 @@ def boolean(name: str, value: object, shape: Sequence[int | str], like: Tensor) 
         raise TypeError(f"{name} must be a bool tensor, got {found.dtype}; call .bool() on a 0/1 mask")
 
 
-def class_numbers(name: str, value: object, shape: Sequence[int | str], num_classes: int, like: Tensor) -> None:
-    """Require int64 class numbers in [0, l)."""
-    _numbers(name, value, shape, num_classes, "classes", like)
+def class_numbers(name: str, value: object, shape: Sequence[int | str], num_classes: int, like: Tensor) -> Tensor:
+    """Require class numbers in [0, l) and return them as int64."""
+    return _numbers(name, value, shape, num_classes, "classes", like)
 
 
-def instance_numbers(name: str, value: object, shape: Sequence[int | str], num_instances: int, like: Tensor) -> None:
-    """Require int64 instance numbers in [0, n)."""
-    _numbers(name, value, shape, num_instances, "instances", like)
+def instance_numbers(name: str, value: object, shape: Sequence[int | str], num_instances: int, like: Tensor) -> Tensor:
+    """Require instance numbers in [0, n) and return them as int64."""
+    return _numbers(name, value, shape, num_instances, "instances", like)
 
 
-def _numbers(name: str, value: object, shape: Sequence[int | str], limit: int, kind: str, like: Tensor) -> None:
+def _numbers(name: str, value: object, shape: Sequence[int | str], limit: int, kind: str, like: Tensor) -> Tensor:
     found = _shaped(name, value, shape, like)
-    if found.dtype != torch.int64:
-        raise TypeError(f"{name} must be an int64 tensor, got {found.dtype}; call .long()")
+    if found.dtype == torch.bool or found.is_floating_point() or found.is_complex():
+        raise TypeError(f"{name} must be a tensor of integers, got {found.dtype}; call .long()")
     if looks_at_values(found) and found.numel():
         low, high = (int(value) for value in found.aminmax())
         if low < 0 or high >= limit:
             raise ValueError(f"{name} must lie in [0, {limit}) for {limit} {kind}, got values from {low} to {high}")
+    return found.long()
 
 
 def candidate_sets(name: str, value: Tensor, shape: Sequence[int | str], like: Tensor) -> None:
@@ -71,21 +78,54 @@ def covariances(name: str, value: object, num_classes: int, num_features: int, l
             f"got {tuple(found.shape)}"
         )
     floating(name, found, found.shape, like)
+    if _CHECK_VALUES and not torch.compiler.is_compiling():
+        _symmetric_and_not_negative(name, found)
 
 
-def number(name: str, value: object, low: float = -torch.inf, high: float = torch.inf) -> None:
-    """Require a finite Python number in [low, high]."""
-    if not isinstance(value, (int, float)):
+def _symmetric_and_not_negative(name: str, value: Tensor) -> None:
+    value = value.detach().double()
+    scale = value.abs().flatten(1).amax(1)
+    if not scale.isfinite().all():
+        raise ValueError(f"{name} must be finite, but that of class {int((~scale.isfinite()).nonzero()[0, 0])} is not")
+    least = value.amin(1)
+    if value.dim() == 3:
+        asymmetry = (value - value.mT).abs().flatten(1).amax(1)
+        if (asymmetry > _ROUNDING * scale).any():
+            y = int((asymmetry - _ROUNDING * scale).argmax())
+            message = f"{name} must be symmetric, but class {y} differs from its transpose by {asymmetry[y]:.3g}"
+            raise ValueError(message)
+        least = torch.linalg.eigvalsh(value).amin(1)
+    if (least < -_ROUNDING * scale).any():
+        y, kind = int((least + _ROUNDING * scale).argmin()), "an eigenvalue" if value.dim() == 3 else "a variance"
+        raise ValueError(f"{name} must not be negative, but class {y} has {kind} of {least[y]:.3g}")
+
+
+def size(name: str, value: object, least: int) -> int:
+    """Require an integer of at least this and return it as Python's."""
+    if not isinstance(value, Integral) or value < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+    return int(value)
+
+
+def number(name: str, value: Any, low: float = -torch.inf, high: float = torch.inf) -> None:
+    """Require a finite number in [low, high]."""
+    if not _is_number(value):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     if not (low <= value <= high and -torch.inf < value < torch.inf):
         limits = f"in [{low:g}, {high:g}]" if high < torch.inf else "finite" if low < 0 else "finite and at least 0"
         raise ValueError(f"{name} must be {limits}, got {value}")
 
 
-def positive(name: str, value: object) -> None:
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) or isinstance(value, Real)  # noqa: SIM101 - Python's own are tested faster
+
+
+def positive(name: str, value: Any) -> float:
+    """Require a positive finite number and return it as Python's."""
     number(name, value)
-    if not value > 0:  # type: ignore[operator]
+    if not value > 0:
         raise ValueError(f"{name} must be positive, got {value}")
+    return _plain(value)
 
 
 def scalar(name: str, value: object, like: object, low: float = -torch.inf, high: float = torch.inf) -> Tensor:
@@ -96,7 +136,7 @@ def scalar(name: str, value: object, like: object, low: float = -torch.inf, high
     """
     if not isinstance(value, Tensor):
         number(name, value, low, high)
-        return torch.ones((), dtype=torch.float64, device="cpu") * value  # type: ignore[operator]
+        return torch.ones((), dtype=torch.float64, device="cpu") * _plain(value)
     floating(name, value, (), value if value.device.type == "cpu" else tensor("weight", like))
     if looks_at_values(value):
         number(name, value.item(), low, high)
@@ -104,10 +144,21 @@ def scalar(name: str, value: object, like: object, low: float = -torch.inf, high
 
 
 def thresholds(name: str, value: object, like: object) -> Tensor:
-    """Return one threshold for all classes as `scalar` does; `step` checks thresholds given per class."""
+    """Return one threshold for all classes as `scalar` does. `step` checks thresholds given per class."""
     if isinstance(value, Tensor) and value.dim() != 0:
         return value.detach()
-    return scalar(name, value, like, 0, 1)
+    if isinstance(value, Tensor | Real):
+        return scalar(name, value, like, 0, 1)
+    try:
+        given = torch.as_tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"{name} must be a number or one per class, got {type(value).__name__}") from None
+    return scalar(name, given, like, 0, 1) if given.dim() == 0 else given.to(tensor("weight", like).device)
+
+
+def _plain(value: Any) -> float:
+    """A number of NumPy's as Python's; Python's own stay, because `torch.compile` may have made symbols of them."""
+    return value if isinstance(value, (int, float)) else float(value)
 
 
 def classifier(weight: Tensor, covariance: Tensor, num_classes: int) -> None:
@@ -118,8 +169,8 @@ def classifier(weight: Tensor, covariance: Tensor, num_classes: int) -> None:
     covariances("covariance", covariance, num_classes, weight.shape[1], weight)
 
 
-def step(given: Step) -> None:
-    """Check the tensors and β of a step; `scalar` and `thresholds` have checked the rest."""
+def step(given: Step) -> Step:
+    """Check the tensors and β of a step, and return it with int64 labels; `scalar` and `thresholds` check the rest."""
     weight = tensor("weight", given.weight)
     floating("labeled_logits", given.labeled_logits, ("Bl", "l"), weight)
     num_labeled, num_classes = given.labeled_logits.shape
@@ -127,15 +178,18 @@ def step(given: Step) -> None:
     floating("weak_logits", given.weak_logits, ("Bu", num_classes), weight)
     num_unlabeled = given.weak_logits.shape[0]
     floating("strong_logits", given.strong_logits, (num_unlabeled, num_classes), weight)
-    class_numbers("labels", given.labels, (num_labeled,), num_classes, weight)
+    labels = class_numbers("labels", given.labels, (num_labeled,), num_classes, weight)
+    changes: dict[str, Any] = {"labels": labels}
     candidate_sets("candidates", given.candidates, (num_unlabeled, num_classes), weight)
     if given.thresholds.dim() != 0:
         _class_thresholds("thresholds", given.thresholds, num_classes, weight)
-    positive("beta", given.beta)
+    changes["beta"] = positive("beta", given.beta)
     if given.pseudo_labels is not None:
-        class_numbers("pseudo_labels", given.pseudo_labels, (num_unlabeled,), num_classes, weight)
+        shape = (num_unlabeled,)
+        changes["pseudo_labels"] = class_numbers("pseudo_labels", given.pseudo_labels, shape, num_classes, weight)
     if given.labeled_candidates is not None:
         candidate_sets("labeled_candidates", given.labeled_candidates, (num_labeled, num_classes), weight)
+    return replace(given, **changes)
 
 
 def _class_thresholds(name: str, value: Tensor, num_classes: int, like: Tensor) -> None:

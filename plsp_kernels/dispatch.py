@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable
 from types import ModuleType
 
+import torch
 from torch import Tensor
 
 from plsp_kernels import native
@@ -43,11 +44,15 @@ def for_labels(impl: str, logits: Tensor) -> str:
     return _resolve(impl, logits, lambda: native.labels_refusal(logits))
 
 
-def for_update(impl: str, covariance: Tensor, mean: Tensor, count: Tensor, features: Tensor) -> str:
+def for_update(impl: str, state: tuple[Tensor, Tensor, Tensor, Tensor], features: Tensor) -> str:
     """Resolve `impl` for a covariance update. The reference replaces the state; ATen operators update it in place."""
-    update = covariance, mean, count, features
-    impl = "torch" if impl == "reference" else impl
-    return _resolve(impl, mean, lambda: native.update_refusal(*update), lambda: native.update_pays(*update))
+    impl, covariance = "torch" if impl == "reference" else impl, state[0]
+    return _resolve(
+        impl,
+        covariance,
+        lambda: native.update_refusal(*state, features),
+        lambda: native.update_pays(covariance, features),
+    )
 
 
 def for_curriculum(impl: str, count: Tensor) -> str:
@@ -62,6 +67,8 @@ def _resolve(
 
     native_refusal returns why C cannot serve the call, or None; native_pays returns whether C would be faster.
     """
+    if impl != "reference":
+        _refuse_transforms()
     if impl == "auto":
         if tensor.is_cuda:
             return "triton" if _HAS_TRITON else "torch"
@@ -81,6 +88,14 @@ def _resolve(
     elif impl not in IMPLEMENTATIONS:
         raise ValueError(f"impl must be one of {', '.join(map(repr, IMPLEMENTATIONS))}, got {impl!r}")
     return impl
+
+
+def _refuse_transforms() -> None:
+    """The operators have no rules for torch.func, and would fail deep inside it."""
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        raise RuntimeError(
+            "plsp_kernels does not support torch.func transforms such as grad and vmap: use impl='reference'"
+        )
 
 
 @functools.cache

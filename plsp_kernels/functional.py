@@ -9,7 +9,7 @@ reference supports second derivatives.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ def semantic_upper_bound_loss(
     candidates: Tensor,
     *,
     strength: float | Tensor,
-    thresholds: float | Tensor,
+    thresholds: float | Sequence[float] | Tensor,
     ss_weight: float | Tensor = 1.0,
     beta: float = PAPER_BETA,
     pseudo_labels: Tensor | None = None,
@@ -129,8 +129,7 @@ def semantic_upper_bound_loss(
         beta,
         argmax_in_candidates,
     )
-    checks.step(step)
-    return step_loss(step, impl)
+    return step_loss(checks.step(step), impl)
 
 
 def step_loss(step: Step, impl: str) -> SemanticLoss:
@@ -187,7 +186,7 @@ def semantic_log_softmax(
     >>> bool((semantic_log_softmax(logits, weight, covariance, classes, strength=1.0) < plain).all())
     True
     """
-    _check_samples(logits, weight, covariance, "classes", classes)
+    classes = _check_samples(logits, weight, covariance, "classes", classes)
     scale, impl = checks.scalar("strength", strength, weight, 0), dispatch.for_rows(impl, weight)
     if impl == "reference":
         result = _reference(reference.semantic_log_softmax, logits, weight, covariance, classes, strength=strength)
@@ -245,7 +244,7 @@ def semantic_cross_entropy(
     """
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
-    _check_samples(logits, weight, covariance, "labels", labels)
+    labels = _check_samples(logits, weight, covariance, "labels", labels)
     scale, impl = checks.scalar("strength", strength, weight, 0), dispatch.for_rows(impl, weight)
     if impl == "reference":
         return _reference(
@@ -312,8 +311,8 @@ def probit_probabilities(
     >>> (100 * probabilities).round().int().tolist()
     [[50, 50], [0, 100]]
     """
-    checks.positive("beta", beta)
-    _check_samples(logits, weight, covariance, "classes", classes)
+    beta = checks.positive("beta", beta)
+    classes = _check_samples(logits, weight, covariance, "classes", classes)
     scale, impl = checks.scalar("strength", strength, weight, 0), dispatch.for_rows(impl, weight)
     if impl == "reference":
         result = _reference(
@@ -357,7 +356,7 @@ def pairwise_quadratic_form(
     """
     checks.classifier(weight, covariance, checks.tensor("weight", weight).shape[0])
     if classes is not None:
-        checks.class_numbers("classes", classes, ("U",), weight.shape[0], weight)
+        classes = checks.class_numbers("classes", classes, ("U",), weight.shape[0], weight)
     impl = dispatch.for_rows(impl, weight)
     if impl == "reference":
         return _reference(reference.pairwise_quadratic_form, weight, covariance, classes).to(weight.dtype)
@@ -402,10 +401,11 @@ def class_activation_labels(logits: Tensor, candidates: Tensor, *, impl: str = "
     return ops.class_activation_labels(logits, candidates, impl)
 
 
-def _check_samples(logits: Tensor, weight: Tensor, covariance: Tensor, name: str, classes: Tensor) -> None:
+def _check_samples(logits: Tensor, weight: Tensor, covariance: Tensor, name: str, classes: Tensor) -> Tensor:
+    """Check samples and return their classes as int64."""
     checks.floating("logits", logits, ("N", "l"), checks.tensor("weight", weight))
     checks.classifier(weight, covariance, logits.shape[1])
-    checks.class_numbers(name, classes, (logits.shape[0],), logits.shape[1], weight)
+    return checks.class_numbers(name, classes, (logits.shape[0],), logits.shape[1], weight)
 
 
 def _compute_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:

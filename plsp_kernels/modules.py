@@ -21,11 +21,6 @@ def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
-def _check_size(name: str, value: int, least: int) -> None:
-    if not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
-
-
 class SemanticCovariance(nn.Module):
     """Running feature covariance of every class, equation (17).
 
@@ -46,9 +41,14 @@ class SemanticCovariance(nn.Module):
         Mean of every class.
     count : Tensor of shape (l,), int64
         Number of samples of every class.
+    skipped : Tensor of shape (l,), int64
+        Number of samples of every class that were left out because a feature was not finite.
 
     Notes
     -----
+    A sample with a NaN or an infinity, as after an overflow in half precision, is left out: one such sample would turn
+    the covariance of its class, and every later loss, into NaN.
+
     The cost of an update is proportional to the size of its batch. Up to rounding, the statistics do not depend on how
     the samples are split into batches.
 
@@ -67,17 +67,19 @@ class SemanticCovariance(nn.Module):
     covariance: Tensor
     mean: Tensor
     count: Tensor
+    skipped: Tensor
 
     def __init__(self, num_classes: int, num_features: int, kind: str = "full") -> None:
         super().__init__()
-        _check_size("num_classes", num_classes, 2)
-        _check_size("num_features", num_features, 1)
+        num_classes = checks.size("num_classes", num_classes, 2)
+        num_features = checks.size("num_features", num_features, 1)
         _check_choice("kind", kind, ("full", "diagonal"))
         self.kind = kind
         shape = (num_classes, num_features, num_features) if kind == "full" else (num_classes, num_features)
         self.register_buffer("covariance", torch.zeros(shape))
         self.register_buffer("mean", torch.zeros(num_classes, num_features))
         self.register_buffer("count", torch.zeros(num_classes, dtype=torch.int64))
+        self.register_buffer("skipped", torch.zeros(num_classes, dtype=torch.int64))
 
     @torch.no_grad()
     def update(self, features: Tensor, labels: Tensor, *, group: "ProcessGroup | None" = None) -> None:
@@ -97,7 +99,7 @@ class SemanticCovariance(nn.Module):
         """
         num_classes, num_features = self.mean.shape
         checks.floating("features", features, ("N", num_features), self.mean)
-        checks.class_numbers("labels", labels, (features.shape[0],), num_classes, self.mean)
+        labels = checks.class_numbers("labels", labels, (features.shape[0],), num_classes, self.mean)
         if group is not None:
             features, labels = gather_rows(group, features, labels)
         self._take_in(features, labels)
@@ -105,8 +107,8 @@ class SemanticCovariance(nn.Module):
     @torch.no_grad()
     def _take_in(self, features: Tensor, labels: Tensor, impl: str = "auto") -> None:
         """Update the statistics with a batch that has been checked."""
-        state = self.covariance, self.mean, self.count
-        ops.covariance_update(*state, features, labels, dispatch.for_update(impl, *state, features))
+        state = self.covariance, self.mean, self.count, self.skipped
+        ops.covariance_update(*state, features, labels, dispatch.for_update(impl, state, features))
 
     def reset(self) -> None:
         """Reset all statistics to zero."""
@@ -153,11 +155,11 @@ class CurriculumThreshold(nn.Module):
 
     def __init__(self, num_instances: int, num_classes: int, threshold: float = 0.75, mapping: str = "linear") -> None:
         super().__init__()
-        _check_size("num_instances", num_instances, 1)
-        _check_size("num_classes", num_classes, 2)
+        num_instances = checks.size("num_instances", num_instances, 1)
+        num_classes = checks.size("num_classes", num_classes, 2)
         checks.number("threshold", threshold, 0, 1)
         _check_choice("mapping", mapping, ("linear", "convex"))
-        self.threshold, self.mapping = threshold, mapping
+        self.threshold, self.mapping = float(threshold), mapping
         # Class l means "not assigned". It is counted too, so that every change moves one instance between two counts.
         count = torch.zeros(num_classes + 1, dtype=torch.int64)
         count[num_classes] = num_instances
@@ -191,9 +193,9 @@ class CurriculumThreshold(nn.Module):
             `SemanticCovariance.update`.
         """
         num_instances, num_classes = self.assigned.shape[0], self.count.shape[0] - 1
-        checks.class_numbers("prediction", prediction, ("N",), num_classes, self.count)
+        prediction = checks.class_numbers("prediction", prediction, ("N",), num_classes, self.count)
         checks.boolean("selected", selected, prediction.shape, self.count)
-        checks.instance_numbers("index", index, prediction.shape, num_instances, self.count)
+        index = checks.instance_numbers("index", index, prediction.shape, num_instances, self.count)
         if group is not None:
             index, prediction, selected = gather_rows(group, index, prediction, selected)
         self._assign(CurriculumBatch(self.assigned, self.count, index, prediction, selected, None, 1.0))
@@ -284,7 +286,7 @@ class SemanticUpperBoundLoss(nn.Module):
         impl: str = "auto",
     ) -> None:
         super().__init__()
-        checks.positive("beta", beta)
+        beta = checks.positive("beta", beta)
         _check_choice("impl", impl, dispatch.IMPLEMENTATIONS)
         self.covariance = SemanticCovariance(num_classes, num_features, covariance)
         self.curriculum = CurriculumThreshold(num_instances, num_classes, threshold, mapping)
@@ -356,12 +358,13 @@ class SemanticUpperBoundLoss(nn.Module):
             self.beta,
             self.argmax_in_candidates,
         )
-        checks.step(step)
+        step = checks.step(step)
         checks.instance_numbers("index", index, candidates.shape[:1], self.curriculum.assigned.shape[0], weight)
         if not self.training:
             return step_loss(step, self.impl)
         # All checks come before the first state update: a rejected step changes nothing.
         checks.floating("labeled_features", labeled_features, (labels.shape[0], weight.shape[1]), weight)
+        labels = step.labels
         if group is not None:
             labeled_features, labels = gather_rows(group, labeled_features, labels)
         self.covariance._take_in(labeled_features, labels, self.impl)
@@ -391,7 +394,7 @@ class SemanticUpperBoundLoss(nn.Module):
         assigned, count, threshold = self.curriculum.assigned, self.curriculum.count, self.curriculum.threshold
         num_classes, shape = count.shape[0] - 1, loss.prediction.shape
         checks.class_numbers("loss.prediction", loss.prediction, ("Bu",), num_classes, count)
-        checks.instance_numbers("index", index, shape, assigned.shape[0], count)
+        index = checks.instance_numbers("index", index, shape, assigned.shape[0], count)
         checks.boolean("candidates", candidates, (*shape, num_classes), count)
         prediction, confidence = loss.prediction, loss.confidence
         if group is not None:

@@ -4,7 +4,7 @@ A `Step` is built once per call, checked once (`checks.step`) and passed on unch
 the leading arguments of the operator `plsp::upper_bound`.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ class Step(NamedTuple):
 # Functions: torch.compile of the oldest supported version traces neither _replace nor properties of a NamedTuple.
 
 
-def replace(step: Step, **changes: Tensor) -> Step:
+def replace(step: Step, **changes: Any) -> Step:
     """The step with other values of some fields."""
     return Step(*[changes.get(name, getattr(step, name)) for name in Step._fields])
 

@@ -8,14 +8,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from plsp_train.checkpoint import has_checkpoint
 from plsp_train.command import explain_import
 from plsp_train.config import FREE_ON_RESUME, Config, build_config, import_plugins, read_config_file
 from plsp_train.data import DATASETS, Source
+from plsp_train.determinism import deterministic_algorithms
 from plsp_train.distributed import RankLost, is_main, one_rank_first, pick_device, print_error, process_group
+from plsp_train.files import locked
 from plsp_train.methods import METHODS
 from plsp_train.preparation import load_source, unused_data_settings
 from plsp_train.rules import PRESETS
-from plsp_train.runs import ambiguity_of, dataset_name, differences, locked, read_config, settings_that_matter
+from plsp_train.runs import ambiguity_of, dataset_name, differences, read_config, settings_that_matter
 from plsp_train.training import train, train_folds
 
 _GROUPS = {
@@ -102,7 +105,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return 0
             if is_main():
                 _warn_of_unused(given, config, source)
-            return _run(config, source, resume, profile)
+            with deterministic_algorithms(config.deterministic):
+                return _run(config, source, resume, profile)
     except RankLost as error:
         print_error(f"plsp_train: {error}", is_consequence=True)
         return 1
@@ -132,7 +136,7 @@ def _run(config: Config, source: Source, resume: bool, profile: bool) -> int:
     out = Path(config.out) if config.out else _fresh_directory(config)
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
-        if not resume and any((out / name).exists() for name in ("checkpoint.pt", "fold1")):
+        if not resume and _holds_run(out):
             raise ValueError(f"{out} already holds a run: add --resume to continue it, or choose another --out")
         return run(config, source, out, resume=resume, profile=profile)
 
@@ -143,16 +147,19 @@ def _resumed_settings(given: dict[str, Any]) -> dict[str, Any]:
     out = given.get("out")
     if not out:
         raise ValueError("--resume needs --out, the directory of the run to continue")
-    if not (Path(out) / "config.json").exists():
-        raise ValueError(f"{out} holds no run to resume: it has no config.json")
-    stored = read_config(Path(out)).to_json()
-    is_run = any((Path(out) / name).exists() for name in ("checkpoint.pt", "fold1"))
-    if not is_run:
+    if not Path(out).is_dir():
+        raise ValueError(f"{out} holds no run to resume: there is no such directory")
+    if not _holds_run(Path(out)):
         raise ValueError(f"{out} has no checkpoint yet: run the same command again without --resume")
+    stored = read_config(Path(out)).to_json()
     changed = differences(stored, given, [name for name in given if name in stored and name not in FREE_ON_RESUME])
     if changed:
         raise ValueError(f"cannot resume {out} with other settings: {changed}")
     return stored | given
+
+
+def _holds_run(out: Path) -> bool:
+    return has_checkpoint(out) or (out / "fold1").exists()
 
 
 def _fresh_directory(config: Config) -> Path:

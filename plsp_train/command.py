@@ -1,19 +1,23 @@
 """Entry point shared by the commands of this package."""
 
 import importlib
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 # The library installs without these.
 _TRAINER_MODULES = ("matplotlib", "PIL", "scipy", "sklearn", "torchvision", "tqdm")
+# In messages of torch's RuntimeErrors.
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "bad_alloc")
 
 
 def run_command(name: str, module: str) -> NoReturn:
     """Run the module's main() and exit with its code."""
     try:
-        main = importlib.import_module(module).main
-    except KeyboardInterrupt:
-        sys.exit(130)
+        with _interrupt_ends_process():
+            main = importlib.import_module(module).main
     except ModuleNotFoundError as error:
         print(f"{name}: error: {explain_import(error)}", file=sys.stderr)
         sys.exit(2)
@@ -21,6 +25,34 @@ def run_command(name: str, module: str) -> NoReturn:
         sys.exit(main())
     except KeyboardInterrupt:  # before or after training, which handles signals itself
         sys.exit(130)
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        print(
+            f"{name}: error: out of memory: use smaller batches or inputs; a run resumes from its checkpoint",
+            file=sys.stderr,
+        )
+        sys.exit(1)
+
+
+@contextmanager
+def _interrupt_ends_process() -> Iterator[None]:
+    """Let Ctrl-C end the process without a word. In an import, KeyboardInterrupt may surface as any other exception."""
+    if (
+        signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    ):  # someone has decided otherwise, as nohup does
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Whether Python, NumPy, torch's CPU allocator or a GPU's has run out of memory."""
+    return isinstance(error, MemoryError) or any(sign in str(error) for sign in _OUT_OF_MEMORY)
 
 
 def explain_import(error: ImportError) -> str:

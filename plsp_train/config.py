@@ -98,6 +98,7 @@ class Config:
     device: str = _setting("auto", "execution", "auto, cpu, cuda or cuda:i")
     amp: str = _setting("off", "execution", "automatic mixed precision", ("off", "bf16", "fp16"))
     compile: bool = _setting(False, "execution", "compile the network with torch.compile")
+    deterministic: bool = _setting(False, "execution", "use deterministic algorithms only, also on a GPU, or stop")
     impl: str = _setting("auto", "execution", "implementation of the loss", IMPLEMENTATIONS)
     out: str = _setting("", "execution", "output directory (default: a new one in runs, named after the settings)")
     tensorboard: bool = _setting(False, "execution", "also write TensorBoard logs")
@@ -121,7 +122,10 @@ class Config:
 
 
 # May change on resume: locations, and what does not affect the numbers beyond rounding.
-FREE_ON_RESUME = ("out", "data_root", "download", "tensorboard", "device", "impl", "workers", "plugin")
+FREE_ON_RESUME = (
+    *("out", "data_root", "download", "tensorboard"),
+    *("device", "deterministic", "impl", "workers", "plugin"),
+)
 
 _POSITIVE = ("iterations", "batch_size", "pretrain_batch", "labeled_batch", "unlabeled_batch", "lr", "beta")
 _UNIT = ("flip_probability", "noise_rate", "threshold")
@@ -159,6 +163,7 @@ def build_config(given: dict[str, Any], source: Source | None = None) -> Config:
     unknown = sorted(set(given) - names)
     if unknown:
         raise ValueError(f"unknown setting {unknown[0]!r}: choose from {', '.join(sorted(names))}")
+    _check_names(given)
     import_plugins(given)
     preset = preset_for(given.get("dataset", Config.dataset), source)
     if given.get("folds"):  # every instance is in a fold: nothing else needs to be held out
@@ -171,12 +176,20 @@ def build_config(given: dict[str, Any], source: Source | None = None) -> Config:
     return config
 
 
+def _check_names(given: dict[str, Any]) -> None:
+    """What is looked up before `Config` checks all types."""
+    for name in ("dataset", "method", "plugin"):
+        if not isinstance(given.get(name, ""), str):
+            raise ValueError(f"{name} must be str, got {given[name]!r}")
+
+
 def stored_config(stored: dict[str, Any]) -> Config:
     """The settings of a run from its file. Names of someone else's methods and networks are not looked up."""
     names = {setting.name for setting in dataclasses.fields(Config)}
     unknown = sorted(set(stored) - names)
     if unknown:
         raise ValueError(f"unknown setting {unknown[0]!r}")
+    _check_names(stored)
     return Config(**{**preset_for(stored.get("dataset", Config.dataset), None), **stored})
 
 
@@ -188,15 +201,15 @@ def import_plugins(given: dict[str, Any]) -> None:
 def read_config_file(path: str) -> dict[str, Any]:
     """Settings from a .toml or .json file."""
     file = Path(path)
-    text = file.read_text(encoding="utf-8")
     try:
+        text = file.read_text(encoding="utf-8")
         if file.suffix == ".json":
             content = json.loads(text)
         elif file.suffix == ".toml":
             content = _parse_toml(text)
         else:
             raise ValueError("its name must end in .toml or .json")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter for brackets that are nested very deeply
         raise ValueError(f"cannot read settings from {path}: {error}") from None
     if not isinstance(content, dict):
         raise ValueError(f"cannot read settings from {path}: it must hold a table of names and values")

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from plsp_kernels import __version__
-from plsp_train.checkpoint import load_tensors, save_tensors
+from plsp_train.checkpoint import load_checkpoint, save_checkpoint
 from plsp_train.config import Config
 from plsp_train.console import Reporter
 from plsp_train.data import TrainTestData, build_augmentation
@@ -30,15 +30,26 @@ from plsp_train.metrics import f1_scores, own_logits, predictions
 from plsp_train.model_file import ModelFile, save_model
 from plsp_train.models import Network, build_model, load_pretrained
 from plsp_train.outcome import Outcome, Trained, describe_instances, warnings_of
-from plsp_train.results import save_results
+from plsp_train.results import NonFiniteLogits, save_results
 from plsp_train.validation import CRITERIA, criteria_of_instances, hold_out, mean_criteria, selected_epochs
 
-CHECKPOINT_FORMAT = 2
+CHECKPOINT_FORMAT = 3
 LAST_EPOCHS = 10  # averaged in the summary
 LARGE_WEIGHT = 1e3  # trained weights are far below
-# What a checkpoint holds of an engine, besides its generators.
+# What a checkpoint holds of an engine.
 _STATEFUL = ("model", "optimizer", "scaler", "method")
-_PROGRESS = ("epochs_done", "steps_done", "sums", "epoch_report", "history", "seconds", "labels", "changes")
+_PROGRESS: dict[str, type] = {
+    "epochs_done": int,
+    "steps_done": int,
+    "sums": dict,
+    "epoch_report": dict,
+    "history": list,
+    "seconds": float,
+    "labels": Tensor,
+    "changes": Tensor,
+}
+_GENERATORS = ("generator", "torch_generator")
+_OVERFLOWS = "overflows"  # steps of an epoch whose loss overflowed in half precision, which the scaler skips
 _AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -139,7 +150,10 @@ class Engine:
         with self._catch_signals():
             for stage, epoch in plan[self.epochs_done :]:
                 self._epoch(stage, epoch, len(plan))
-        outcome = self.describe()
+        try:
+            outcome = self.describe()
+        except NonFiniteLogits as error:
+            raise NonFiniteLoss(f"{error} after training; {self._likely_cause()}") from None
         summary = self._summary(outcome)
         if self.out is not None and is_main():
             save_model(self.out / "model.pt", self.model_file())
@@ -168,6 +182,7 @@ class Engine:
                     progress.show(self.steps_done, self._means(), num_images)
                 if stop_signal and self.steps_done < num_steps:
                     self._means()
+                    self._require_finite()
                     self.seconds = before + time.perf_counter() - start
                     self._save()
                     raise StopRun(stop_signal)
@@ -187,6 +202,7 @@ class Engine:
         self.seconds = before + time.perf_counter() - start
         metrics["seconds"] = round(self.seconds, 3)
         metrics["images_per_second"] = round(num_images / training_seconds, 1)
+        self._require_finite(metrics)
         self.history.append(metrics)
         self.epochs_done, self.steps_done = self.epochs_done + 1, 0
         self._keep_selected()
@@ -235,8 +251,9 @@ class Engine:
     def _step(self, stage: str, epoch: int) -> Iteration:
         with self._autocast():
             step = self.forward(stage, epoch)
-        # Free on a CPU, a host sync on a GPU, where _means() finds it instead.
-        if self.device.type == "cpu" and not math.isfinite(step.loss.item()):
+        # Free on a CPU, a host sync on a GPU, where _means() finds it instead. A scaler skips steps that overflow.
+        scales = self.scaler.is_enabled()
+        if self.device.type == "cpu" and not scales and not math.isfinite(step.loss.item()):
             raise NonFiniteLoss(self._explain(step, epoch, stage))
         self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(step.loss).backward()
@@ -244,8 +261,12 @@ class Engine:
         self.scaler.update()
         with self._autocast():
             self.method.after_step(stage)
-        for name, value in step.terms.items():
-            self.sums[name] = self.sums[name] + value.detach() if name in self.sums else value.detach().clone()
+        terms = {name: value.detach() for name, value in step.terms.items()}
+        if scales:
+            finite = step.loss.detach().isfinite()
+            terms = {name: value.where(finite, 0) for name, value in terms.items()} | {_OVERFLOWS: (~finite).float()}
+        for name, value in terms.items():
+            self.sums[name] = self.sums[name] + value if name in self.sums else value.clone()
         return step
 
     def _autocast(self) -> AbstractContextManager[Any]:
@@ -255,12 +276,24 @@ class Engine:
     def _means(self) -> dict[str, float | None]:
         """Means of the epoch's terms so far; the only host sync of training."""
         names = list(self.sums)
-        values = (torch.stack([self.sums[name].double() for name in names]) / self.steps_done).tolist()
-        means = dict(zip(names, values, strict=True))
-        if not math.isfinite(means["loss"]):
-            loss, cause = means["loss"], self._likely_cause()
+        sums = dict(zip(names, torch.stack([self.sums[name].double() for name in names]).tolist(), strict=True))
+        overflows = sums.pop(_OVERFLOWS, 0.0)
+        steps = self.steps_done - overflows
+        loss = sums["loss"] / steps if steps else math.nan
+        if not math.isfinite(loss):
+            cause = self._likely_cause()
             raise NonFiniteLoss(f"the mean loss of this epoch is {loss} after {self.steps_done} steps; {cause}")
-        return self.method.report(means)
+        means = self.method.report({name: value / steps for name, value in sums.items()})
+        return {**means, _OVERFLOWS: int(overflows)} if overflows else means
+
+    def _require_finite(self, metrics: dict[str, Any] | None = None) -> None:
+        """Stop before a NaN or an infinity reaches a checkpoint, a model file or the metrics."""
+        state = self.model.state_dict(), self.optimizer.state_dict(), self.method.state_dict()
+        finite = [tensor.isfinite().all().to(self.device) for tensor in _floating_tensors(state)]
+        numbers = [value for value in (metrics or {}).values() if isinstance(value, float)]
+        if not torch.stack(finite).all() or not all(map(math.isfinite, numbers)):
+            epoch, cause = self.epochs_done + 1, self._likely_cause()
+            raise NonFiniteLoss(f"weights, statistics or scores are no longer finite in epoch {epoch}; {cause}")
 
     def _explain(self, step: Iteration, epoch: int, stage: str) -> str:
         terms = ", ".join(f"{name} {value.item():.4g}" for name, value in step.terms.items())
@@ -388,8 +421,8 @@ class Engine:
     def _save(self) -> None:
         if self.out is None or not is_main():
             return
-        save_tensors(
-            self.out / "checkpoint.pt",
+        save_checkpoint(
+            self.out,
             {
                 "format": CHECKPOINT_FORMAT,
                 "config": self.config.to_json(),
@@ -405,12 +438,27 @@ class Engine:
         """Continue from the checkpoint in the output directory."""
         if self.out is None:
             raise ValueError("a run without an output directory has no checkpoint to resume from")
-        path = self.out / "checkpoint.pt"
-        state = load_tensors(path, self.device)
-        if state.get("format") != CHECKPOINT_FORMAT:
-            raise ValueError(f"{path} was written by another version of plsp_train")
+        state, path, remark = load_checkpoint(self.out, self.device)
+        if remark:
+            self.reporter.line(remark)
+        _check_checkpoint(path, state)
         if state["fingerprint"] != self.fingerprint:
             raise ValueError(f"{path} belongs to other data: the data set has changed since the run was started")
+        try:
+            self._restore(state)
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(f"{path} does not fit this run: {reason}") from None
+        self.reporter.rewrite(self.history)
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        for name, kind in _PROGRESS.items():
+            if not isinstance(state[name], kind):
+                raise TypeError(f"{name} is a {type(state[name]).__name__}")
+        if len(state["history"]) != state["epochs_done"] or state["steps_done"] < 0:
+            raise ValueError("its numbers of epochs and steps contradict each other")
+        if not state["labels"].shape == state["changes"].shape == self.labels.shape:
+            raise ValueError("it has labels of another number of instances")
         for name in _STATEFUL:
             getattr(self, name).load_state_dict(state[name])
         for name in _PROGRESS:
@@ -418,7 +466,27 @@ class Engine:
         # After the method, whose samplers share the generator.
         self.generator.set_state(state["generator"].cpu())
         torch.set_rng_state(state["torch_generator"].cpu())
-        self.reporter.rewrite(self.history)
+
+
+def _floating_tensors(state: Any) -> Iterator[Tensor]:
+    """All tensors of a nested state that may hold a NaN."""
+    if isinstance(state, Tensor):
+        if state.is_floating_point():
+            yield state
+    elif isinstance(state, dict | list | tuple):
+        for part in state.values() if isinstance(state, dict) else state:
+            yield from _floating_tensors(part)
+
+
+def _check_checkpoint(path: Path, state: Any) -> None:
+    wanted = {"fingerprint", *_STATEFUL, *_PROGRESS, *_GENERATORS}
+    if not isinstance(state, dict) or "fingerprint" not in state:
+        raise ValueError(f"{path} is not a checkpoint")
+    if state.get("format") != CHECKPOINT_FORMAT:
+        raise ValueError(f"{path} was written by another version of plsp_train")
+    missing = sorted(wanted - state.keys())
+    if missing:
+        raise ValueError(f"{path} is not a complete checkpoint: it lacks {', '.join(missing)}")
 
 
 def _fingerprint(inputs: Tensor, candidates: Tensor) -> str:

@@ -144,7 +144,7 @@ def read_model_file(path: str | Path) -> ModelFile:
         raise ValueError(f"{path} is a model file of format {found!r}, and this version reads {FORMAT}: train again")
     names = {field.name for field in fields(ModelFile)}
     if names != content.keys():
-        different = ", ".join(sorted(map(str, names ^ content.keys())))
+        different = ", ".join(sorted(map(repr, names ^ content.keys())))
         raise ValueError(f"{path} is not a complete model file: check {different}")
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in content.items()

@@ -1,7 +1,5 @@
 """What a run has learned about its training instances: `results.npz`."""
 
-import zipfile
-import zlib
 from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
@@ -136,7 +134,7 @@ def load_results(path: str | Path) -> Results:
             content = {name: arrays[name] for name in arrays.files}
     except FileNotFoundError:
         raise FileNotFoundError(f"no results file {path}: it is written at the end of a run") from None
-    except (AttributeError, EOFError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+    except Exception as error:  # NumPy and zipfile raise errors of many kinds for a damaged file
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"{path} is not a results file, or it is damaged ({reason})") from None
     missing = {field.name for field in fields(Results) if field.default is MISSING} - content.keys()
@@ -148,6 +146,10 @@ def load_results(path: str | Path) -> Results:
         return Results(**content)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+class NonFiniteLogits(ValueError):
+    """No label can be chosen from them."""
 
 
 class Disambiguation(NamedTuple):
@@ -204,7 +206,7 @@ def disambiguate_batch(logits: Tensor, candidates: Tensor) -> Columns:
     """`disambiguate` for instances whose probabilities of all classes fit in memory."""
     logits, candidates = logits.cpu().double(), candidates.cpu()
     if not logits.isfinite().all():
-        raise ValueError("logits must be finite")
+        raise NonFiniteLogits("logits are not finite")
     among_candidates = logits.masked_fill(~candidates, -torch.inf).softmax(1)
     confidence, label = among_candidates.max(1)
     prediction_probability, prediction = logits.softmax(1).max(1)

@@ -1,8 +1,7 @@
-"""Run directories: locks, settings, and which settings identify a run."""
+"""Run directories: settings, and which settings identify a run."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -49,28 +48,12 @@ def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any], names: Ite
     return "; ".join(f"{name} was {stored.get(name)!r}, now {wanted.get(name)!r}" for name in changed)
 
 
-@contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Lock the directory of a run. The system releases the lock however the process ends."""
-    # A file opened for writing: network file systems lock neither directories nor files opened for reading.
-    with open(directory / ".lock", "wb") as file:
-        with suppress(ImportError, OSError):  # no locks on Windows and on some file systems
-            import fcntl
-
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                message = f"another process is using {directory}: wait until it ends, or choose another --out"
-                raise ValueError(message) from None
-        yield
-
-
 def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{path.parent} is not the directory of a run: it has no {path.name}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter for brackets that are nested very deeply
         raise ValueError(f"cannot read {path}: {error}") from None
     if not isinstance(content, dict):
         raise ValueError(f"cannot read {path}: it must hold a table of names and values")

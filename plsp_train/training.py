@@ -8,12 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
+from plsp_train.checkpoint import has_checkpoint
 from plsp_train.config import Config
 from plsp_train.console import Reporter, SilentReporter
 from plsp_train.data import Source, TrainTestData, ambiguity_summary
 from plsp_train.distributed import is_main
 from plsp_train.engine import Engine, NonFiniteLoss, StopRun
-from plsp_train.files import write_json
+from plsp_train.files import remove_unfinished, write_json
 from plsp_train.model_selection import choose_settings
 from plsp_train.preparation import prepare
 from plsp_train.runs import read_config, read_json
@@ -24,6 +25,8 @@ _FOLD_SCORES = ("micro_f1", "macro_f1", "micro_f1_last10", "macro_f1_last10", "c
 
 def train(config: Config, source: Source, out: Path, *, resume: bool = False, profile: bool = False) -> int:
     """Train one run into `out`; returns the exit code."""
+    if is_main():
+        remove_unfinished(out)
     reporter = Reporter(out, tensorboard=config.tensorboard) if is_main() else SilentReporter()
     for note in source.notes:
         reporter.line(note)
@@ -50,7 +53,7 @@ def train(config: Config, source: Source, out: Path, *, resume: bool = False, pr
         return stopped.exit_code
     except NonFiniteLoss as error:
         if is_main():
-            saved = f" The last checkpoint in {out} is intact." if (out / "checkpoint.pt").exists() else ""
+            saved = f" The last checkpoint in {out} is intact." if has_checkpoint(out) else ""
             print(f"plsp_train: {error}.{saved}", file=sys.stderr)
         return 1
     return 0
@@ -82,7 +85,7 @@ def train_folds(config: Config, source: Source, out: Path, *, resume: bool = Fal
             continue
         if is_main():
             directory.mkdir(exist_ok=True)
-        interrupted = resume and (directory / "checkpoint.pt").exists()
+        interrupted = resume and has_checkpoint(directory)
         # What an interrupted fold has chosen by --select is part of its own settings.
         settings = read_config(directory) if interrupted else replace(config, fold=fold)
         exit_code = train(settings, source, directory, resume=interrupted)

@@ -251,7 +251,7 @@ def test_operations_match_the_interpreter(
         plsp_kernels.probit_probabilities(*samples, strength=0.01, impl="triton")
         means, counts = torch.zeros_like(weight), torch.zeros(num_classes, dtype=torch.int64)
         features = normal(num_labeled + num_unlabeled, num_features)
-        ops.covariance_update(covariance.clone(), means, counts, features, classes, "triton")
+        ops.covariance_update(covariance.clone(), means, counts, counts.clone(), features, classes, "triton")
         ops.curriculum_thresholds(counts, 0.7, False, "triton")
     for name, ratio in ratios:
         assert 0.8 < ratio < 1.2, f"{name}: {ratio:.2f} of the formula's operations"

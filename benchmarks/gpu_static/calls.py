@@ -88,7 +88,8 @@ def _update_covariance(shape: Shape, dtype: torch.dtype, impl: str) -> None:
     if impl == "reference":
         reference.update_covariance(*state, _floats(torch.float32, shape.num_labeled, num_features), labels)
     else:
-        ops.covariance_update(*state, _floats(dtype, shape.num_labeled, num_features), labels, impl)
+        skipped = _numbers(num_classes)
+        ops.covariance_update(*state, skipped, _floats(dtype, shape.num_labeled, num_features), labels, impl)
 
 
 def _update_curriculum(shape: Shape, dtype: torch.dtype, impl: str) -> None:

@@ -107,15 +107,16 @@ def _covariance_update(a: Arguments, grid: tuple[int, ...]) -> tuple[int, int]:
     # above the diagonal are computed.
     num_tiles, blocks = grid[0] * grid[1] * (grid[1] + 1) // 2, cdiv(a["num_samples"], a["BLOCK_N"])
     used = min(blocks, cdiv(a["num_samples"], grid[0]))
-    rows = (blocks + used) * a["BLOCK_N"]  # summed, then centred
-    product = 2 * a["BLOCK_D"] ** 2 * used * a["BLOCK_N"]
+    rows = used * a["BLOCK_N"]
+    product = 2 * a["BLOCK_D"] ** 2 * rows
     return num_tiles * product, num_tiles * a["BLOCK_D"] * (2 * rows + COVARIANCE_ELEMENT * a["BLOCK_D"])
 
 
 def _mean_update(a: Arguments, grid: tuple[int, ...]) -> tuple[int, int]:
     per_sample, per_feature = (VARIANCE_SAMPLE, VARIANCE_ELEMENT) if a["DIAGONAL"] else (1, MEAN_ELEMENT)
     samples = _padded(a["num_samples"], a["BLOCK_N"])
-    return 0, grid[0] * _padded(a["num_features"], a["BLOCK_D"]) * (per_sample * samples + per_feature)
+    # Every sample is first looked at for values that are not finite.
+    return 0, grid[0] * _padded(a["num_features"], a["BLOCK_D"]) * ((1 + per_sample) * samples + per_feature)
 
 
 _COUNTS: dict[str, Callable[[Arguments, tuple[int, ...]], tuple[int, int]]] = {

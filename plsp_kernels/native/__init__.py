@@ -50,17 +50,18 @@ def step_pays(step: Step) -> bool:
     return 2 * num_samples(step) * num_classes**2 <= MOST_PAIRS and products <= MOST_PRODUCTS
 
 
-def update_refusal(covariance: Tensor, mean: Tensor, count: Tensor, features: Tensor) -> str | None:
+def update_refusal(covariance: Tensor, mean: Tensor, count: Tensor, skipped: Tensor, features: Tensor) -> str | None:
     """Return why the update cannot be served, or None. Features may still have another floating-point dtype."""
-    refusal = _refusal(covariance, mean, count)
+    state = covariance, mean, count, skipped
+    refusal = _refusal(*state)
     if refusal is None and not (covariance.dtype == mean.dtype == torch.float32):
         refusal = "statistics that are not float32"
-    if refusal is None and not (covariance.is_contiguous() and mean.is_contiguous() and count.is_contiguous()):
+    if refusal is None and not all(tensor.is_contiguous() for tensor in state):
         refusal = "statistics that are not contiguous"
     return refusal
 
 
-def update_pays(covariance: Tensor, mean: Tensor, count: Tensor, features: Tensor) -> bool:
+def update_pays(covariance: Tensor, features: Tensor) -> bool:
     """Return whether the update is small enough to be faster in C than in ATen operators."""
     width = features.shape[1] if covariance.dim() == 3 else 1
     return features.numel() * width <= MOST_OUTER_PRODUCTS
@@ -136,7 +137,9 @@ def upper_bound(step: Step, upstream: Tensor | None, need_logits: bool, need_wei
     return result
 
 
-def covariance_update(covariance: Tensor, mean: Tensor, count: Tensor, features: Tensor, labels: Tensor) -> None:
+def covariance_update(
+    covariance: Tensor, mean: Tensor, count: Tensor, skipped: Tensor, features: Tensor, labels: Tensor
+) -> None:
     """Same as torch_impl.covariance_update. The statistics are updated in place and must be contiguous."""
     num_classes, num_features = _sizes("mean", mean, 2)
     num_samples, diagonal = _sizes("features", features, 2)[0], covariance.dim() == 2
@@ -145,15 +148,16 @@ def covariance_update(covariance: Tensor, mean: Tensor, count: Tensor, features:
         _dense("covariance", covariance, torch.float32, covariance_shape),
         _dense("mean", mean, torch.float32, (num_classes, num_features)),
         _dense("count", count, torch.int64, (num_classes,)),
+        _dense("skipped", skipped, torch.int64, (num_classes,)),
         _dense("features", features, None, (num_samples, num_features)),
         _dense("labels", labels, torch.int64, (num_samples,)),
     )
-    if tensors[0] is not covariance or tensors[1] is not mean or tensors[2] is not count:
-        raise ValueError("covariance, mean and count must be contiguous, because they are updated in place")
+    if any(dense is not given for dense, given in zip(tensors, (covariance, mean, count, skipped), strict=False)):
+        raise ValueError("covariance, mean, count and skipped must be contiguous, because they are updated in place")
     sizes, addresses = (num_classes, num_features, num_samples), tuple(tensor.data_ptr() for tensor in tensors)
     _kernels.covariance_update(_fastest_version(), sizes, addresses, diagonal)
     # Autograd does not see writes from C: bump the version counters, which inference tensors do not have.
-    torch.autograd.graph.increment_version([state for state in tensors[:3] if not state.is_inference()])
+    torch.autograd.graph.increment_version([state for state in tensors[:4] if not state.is_inference()])
 
 
 def class_activation_labels(logits: Tensor, candidates: Tensor) -> Tensor:

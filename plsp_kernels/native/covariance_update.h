@@ -9,6 +9,24 @@
 #include "lanes.h"
 #include "multiply.h"
 
+/* Moves the samples whose features are all finite to the front of `order`; returns their number. */
+static int64_t keep_finite(const struct statistics *state, int64_t *order, int64_t count)
+{
+    const uint32_t exponent = 0x7f800000u; /* all ones in infinities and NaNs */
+    int64_t d = state->num_features, kept = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        int finite = 1;
+        for (int64_t c = 0; c < d; ++c) {
+            uint32_t bits;
+            memcpy(&bits, state->features + order[i] * d + c, sizeof bits);
+            finite &= (bits & exponent) != exponent;
+        }
+        if (finite)
+            order[kept++] = order[i];
+    }
+    return kept;
+}
+
 /* Updates class y with its members order[0] to order[count - 1]. Scratch: `rows` (count + 1, d), `outer` (d, d). */
 static void update_class(const struct statistics *state, int64_t y, const int64_t *order, int64_t count, lanes *rows,
                          lanes *outer)
@@ -60,10 +78,12 @@ enum outcome VERSION(covariance_update)(const struct statistics *state)
         outcome = rows == NULL ? NO_MEMORY : DONE;
     }
     for (int64_t y = 0; outcome == DONE && y < state->num_classes; ++y) {
-        int64_t start = groups.starts[y], count = groups.starts[y + 1] - start;
+        int64_t *order = groups.order + groups.starts[y], samples = groups.starts[y + 1] - groups.starts[y];
+        int64_t members = keep_finite(state, order, samples);
         lanes *outer = rows + (state->num_samples + 1) * width_of(state->num_features);
-        if (count > 0)
-            update_class(state, y, groups.order + start, count, rows, outer);
+        state->skipped[y] += samples - members;
+        if (members > 0)
+            update_class(state, y, order, members, rows, outer);
     }
     free(rows);
     free(groups.order);

@@ -35,6 +35,7 @@
     X(float, covariance)     /* (l, d, d), or (l, d) if it is diagonal */        \
     X(float, mean)           /* (l, d) */                                        \
     X(int64_t, count)        /* (l,) */                                          \
+    X(int64_t, skipped)      /* (l,): samples that were not finite */            \
     X(const float, features) /* (N, d) */                                        \
     X(const int64_t, labels) /* (N,) */
 

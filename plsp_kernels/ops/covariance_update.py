@@ -10,7 +10,7 @@ def _fake(*args: Any) -> None:
 
 
 covariance_update = define_operator(
-    "covariance_update(Tensor(a!) covariance, Tensor(b!) mean, Tensor(c!) count, Tensor features, Tensor labels,"
-    " str impl) -> ()",
+    "covariance_update(Tensor(a!) covariance, Tensor(b!) mean, Tensor(c!) count, Tensor(d!) skipped,"
+    " Tensor features, Tensor labels, str impl) -> ()",
     _fake,
 )

@@ -6,8 +6,12 @@ from torch import Tensor
 from plsp_kernels.rows import class_slots
 
 
-def covariance_update(covariance: Tensor, mean: Tensor, count: Tensor, features: Tensor, labels: Tensor) -> None:
+def covariance_update(
+    covariance: Tensor, mean: Tensor, count: Tensor, skipped: Tensor, features: Tensor, labels: Tensor
+) -> None:
     """Update Σ (l, d, d) or (l, d), μ (l, d) and m (l,) in place with one batch: features (N, d), labels (N,).
+
+    Samples that are not finite in the dtype of Σ are left out, and counted in `skipped` (l,).
 
     With m' members of mean μ' and M = m + m', equation (17) is
 
@@ -19,9 +23,14 @@ def covariance_update(covariance: Tensor, mean: Tensor, count: Tensor, features:
     if features.shape[0] == 0:
         return
     features = features.to(mean.dtype)
+    finite = features.isfinite().all(1)
+    features = features.where(finite[:, None], 0)  # 0 · inf would be NaN
+    skipped.index_add_(0, labels, (~finite).to(skipped.dtype))
     classes, slots = class_slots(labels, count.shape[0])
     present = classes.clamp(min=0)  # unused slots point at class 0 and add zero to it
-    members = (slots == torch.arange(classes.shape[0], device=slots.device)[:, None]).to(mean.dtype)  # (U, N)
+    num_slots = classes.shape[0]
+    in_slot = slots == torch.arange(num_slots, device=slots.device)[:, None]
+    members = (in_slot & finite).to(mean.dtype)  # (U, N)
     new = members.sum(1)
     old = count.index_select(0, present).to(mean.dtype)
     total = (old + new).clamp_(min=1)
@@ -37,7 +46,7 @@ def covariance_update(covariance: Tensor, mean: Tensor, count: Tensor, features:
         decay = (new / total)[:, None] * covariance[present]
         covariance.index_add_(0, present, scatter / total[:, None] - decay)
     elif covariance.device.type == "cpu":
-        rows = _rows_by_slot(centred, shift * shift_weight.sqrt()[:, None], slots)
+        rows = _rows_by_slot(centred, shift * shift_weight.sqrt()[:, None], slots.where(finite, num_slots))
         _update_in_place(covariance, present, rows, old, new)
     else:
         # Static shapes, and class numbers are never read on the host: no host sync.
@@ -48,7 +57,7 @@ def covariance_update(covariance: Tensor, mean: Tensor, count: Tensor, features:
 
 
 def _rows_by_slot(centred: Tensor, shift: Tensor, slots: Tensor) -> Tensor:
-    """Sort the rows by slot, the shift of the mean of each slot next to its members."""
+    """Sort the rows by slot, the shift of the mean of each slot next to its members; rows without a slot come last."""
     order = torch.cat([slots, torch.arange(shift.shape[0])]).argsort()
     return torch.cat([centred, shift]).index_select(0, order)
 

@@ -1,9 +1,11 @@
 """Benchmark data sets: images in uint8, or real partial-label data. Files of one's own are read by `files`."""
 
 import gzip
-import zipfile
+import math
+import zlib
 from collections.abc import Callable
 from functools import partial
+from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor
 
 from plsp_train.data.files import ReadOptions, read_source
+from plsp_train.data.files.memory import check_room
 from plsp_train.data.source import Source
 from plsp_train.registry import Registry
 from plsp_train.torchvision_compat import import_torchvision
@@ -80,19 +83,20 @@ def _tensors(images: np.ndarray, labels: np.ndarray) -> tuple[Tensor, Tensor]:
 _Parts = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-def _labelled(name: str, parts: _Parts, class_names: tuple[str, ...]) -> Source:
+def _labelled(name: str, parts: _Parts, class_names: tuple[str, ...], where: Path | None = None) -> Source:
     """Check and wrap the training images, training labels, test images and test labels of a benchmark set."""
+    place = where or name
     channels = len(_STATISTICS[name][0])
     for part, inputs, labels in (("training", *parts[:2]), ("test", *parts[2:])):
         if len(inputs) != len(labels) or len(labels) == 0:
             raise ValueError(
-                f"{name}: {len(inputs)} {part} inputs but {len(labels)} labels; need as many, at least one"
+                f"{place}: {len(inputs)} {part} inputs but {len(labels)} labels; need as many, at least one"
             )
         if labels.min() < 0 or labels.max() >= len(class_names):
-            raise ValueError(f"{name}: {part} labels must lie in 0..{len(class_names) - 1}")
+            raise ValueError(f"{place}: {part} labels must lie in 0..{len(class_names) - 1}")
         if inputs.dim() != 4 or inputs.dtype != torch.uint8 or inputs.shape[1] != channels:
             found = f"{inputs.dtype} {tuple(inputs.shape)}"
-            raise ValueError(f"{name}: {part} images must be uint8 (n, {channels}, H, W), got {found}")
+            raise ValueError(f"{place}: {part} images must be uint8 (n, {channels}, H, W), got {found}")
     inputs, labels, test_inputs, test_labels = parts
     return Source(name, inputs, class_names, labels=labels, test_inputs=test_inputs, test_labels=test_labels)
 
@@ -111,13 +115,16 @@ def _load_npz(path: Path) -> _Parts:
         with np.load(path, allow_pickle=False) as arrays:
             unused = sorted(set(arrays.files) - set(keys))
             train_images, train_labels, test_images, test_labels = (arrays[key] for key in keys)
-    except (KeyError, ValueError, zipfile.BadZipFile) as error:
+    except Exception as error:  # NumPy and zipfile raise errors of many kinds for a damaged file
         raise ValueError(f"{path} must be an .npz of plain arrays named {', '.join(keys)} ({error})") from error
     if unused:
         raise ValueError(
             f"{path} also holds {', '.join(unused)}, which a benchmark set does not use: for candidate sets of your "
             f"own, train with --dataset {path} (see docs/data.md for its keys)"
         )
+    for key, array in zip(keys, (train_images, train_labels, test_images, test_labels), strict=True):
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in "iu" or array.ndim == 0:
+            raise ValueError(f"{path}: {key} must be an array of integers")
     return (*_tensors(train_images, train_labels), *_tensors(test_images, test_labels))
 
 
@@ -142,7 +149,7 @@ def load_fashion_mnist(root: Path) -> Source:
     """From an .npz, or the four original files below `root` or where Debian's package puts them."""
     archive = _archive("fmnist", root)
     if archive is not None:
-        return _labelled("fmnist", _load_npz(archive), _FASHION_MNIST_CLASSES)
+        return _labelled("fmnist", _load_npz(archive), _FASHION_MNIST_CLASSES, archive)
     paths = _find_fashion_mnist(root)
     if paths is None:
         raise FileNotFoundError(
@@ -172,21 +179,36 @@ def _find_fashion_mnist(root: Path) -> list[Path] | None:
     return None
 
 
+_READ_SIZE = 1 << 24
+
+
 def read_idx(path: Path) -> np.ndarray:
     """Read MNIST's idx format of unsigned bytes, gzipped or not.
 
     Two zero bytes, the type code 8, the number of dimensions, each dimension as a big-endian uint32, the values.
     """
     try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (EOFError, gzip.BadGzipFile) as error:
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+            return _read_idx(path, file)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} is not a complete gzip file ({error}): download it again") from error
-    num_dims = content[3] if content[:3] == b"\0\0\x08" and len(content) > 3 else 0
-    header = 4 + 4 * num_dims
-    shape = np.frombuffer(content[4:header], dtype=">u4").astype(np.int64) if len(content) >= header else np.empty(0)
-    if num_dims == 0 or len(content) != header + int(np.prod(shape)):
+    except MemoryError as error:
+        raise ValueError(f"{path} does not fit into memory") from error
+
+
+def _read_idx(path: Path, file: BufferedIOBase) -> np.ndarray:
+    """Read what the header claims, and no more: a gzip file may unpack to any size."""
+    start = file.read(4)
+    num_dims = start[3] if start[:3] == b"\0\0\x08" and len(start) == 4 else 0
+    shape = np.frombuffer(file.read(4 * num_dims).ljust(4 * num_dims, b"\0"), dtype=">u4").tolist()
+    size = math.prod(shape)
+    check_room(path, size)
+    content = bytearray()
+    while len(content) <= size and (part := file.read(min(_READ_SIZE, size + 1 - len(content)))):
+        content += part
+    if num_dims == 0 or len(content) != size:
         raise ValueError(f"{path} is not a complete idx file of unsigned bytes: download it again")
-    return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(shape).copy()
+    return np.frombuffer(content, dtype=np.uint8).reshape(shape)
 
 
 # ------------------------------------------------------------------------------------------------------ CIFAR
@@ -206,7 +228,8 @@ def _load_cifar(name: str, root: Path) -> Source:
     """From an .npz, or the official batch files: pickles, which torchvision opens only if their md5 matches."""
     archive = _archive(name, root)
     if archive is not None:
-        return _labelled(name, _load_npz(archive), tuple(map(str, range({"cifar10": 10, "cifar100": 100}[name]))))
+        class_names = tuple(map(str, range({"cifar10": 10, "cifar100": 100}[name])))
+        return _labelled(name, _load_npz(archive), class_names, archive)
     cifar, directory = _cifar(name, root)
     try:
         train_set, test_set = cifar(directory, train=True), cifar(directory, train=False)

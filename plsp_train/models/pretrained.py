@@ -84,7 +84,7 @@ def _own_names(network: Network, given: Mapping[str, Tensor]) -> dict[str, str]:
 def _read(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}: give an existing file of pretrained weights")
-    content: Any = _read_safetensors(path) if path.suffix == ".safetensors" else load_tensors(path)
+    content: Any = _read_safetensors(path) if path.suffix == ".safetensors" else load_tensors(path, ours=False)
     for key in _WRAPPERS:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]

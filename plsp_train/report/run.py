@@ -111,12 +111,20 @@ def _read_run(directory: Path, title: str) -> Run:
         title=title,
         directory=directory,
         config=read_config(directory),
-        ambiguity=read_json(ambiguity) if ambiguity.exists() else {},
+        ambiguity=_read_numbers(ambiguity) if ambiguity.exists() else {},
         history=_read_metrics(directory / "metrics.jsonl"),
         summary=read_json(summary) if summary.exists() else None,
         # An older file may lie in the directory of a run that was started again.
         results=load_results(results) if results.exists() and summary.exists() else None,
     )
+
+
+def _read_numbers(path: Path) -> dict[str, float | None]:
+    content = read_json(path)
+    for name, value in content.items():
+        if value is not None and not isinstance(value, int | float):
+            raise ValueError(f"cannot read {path}: {name} must be a number, got {value!r}")
+    return content
 
 
 def _read_metrics(path: Path) -> list[dict[str, Any]]:

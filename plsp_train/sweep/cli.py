@@ -10,6 +10,7 @@ from typing import Any
 
 from plsp_train import cli
 from plsp_train.config import FREE_ON_RESUME, Config, read_config_file
+from plsp_train.files import locked
 from plsp_train.sweep.grid import PAPER_GRID, GridRun, expand
 from plsp_train.sweep.runner import execute
 
@@ -77,7 +78,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             for run in runs:
                 print(f"{run.state:11}  {run.name}")
             return 0
-        return _run(runs, jobs, out)
+        Path(out).mkdir(parents=True, exist_ok=True)
+        with locked(Path(out)):
+            return _run(runs, jobs, out)
     except (ValueError, OSError, ImportError) as error:
         print(f"plsp_train.sweep: error: {error}", file=sys.stderr)
         return 2

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from plsp_train.checkpoint import has_checkpoint
 from plsp_train.config import FREE_ON_RESUME, Config, build_config, import_plugins
 from plsp_train.data import DATASETS, Ambiguity, Source
 from plsp_train.preparation import load_source
@@ -94,7 +95,7 @@ def _state(directory: Path, config: Config) -> str:
         raise ValueError(f"{directory} holds a run with other settings: {changed}; choose another --out")
     if (directory / "summary.json").exists():
         return "finished"
-    return "interrupted" if (directory / "checkpoint.pt").exists() else "new"
+    return "interrupted" if has_checkpoint(directory) else "new"
 
 
 def _flag(name: str, value: Any) -> str:

@@ -179,17 +179,19 @@ class TestOperatorsCalledDirectly:
     @built
     def test_updates_and_labels_reject_invalid_tensors(self):
         covariance, mean, count = torch.zeros(3, 4, 4), torch.zeros(3, 4), torch.zeros(3, dtype=torch.int64)
+        skipped = count.clone()
         features, labels = torch.ones(2, 4), torch.tensor([0, 2])
         update = torch.ops.plsp.covariance_update
-        update(covariance, mean, count, features, labels, "native")
+        update(covariance, mean, count, skipped, features, labels, "native")
         for wrong in (
-            (covariance[:2], mean, count, features, labels),
-            (covariance, mean.double(), count, features, labels),
-            (covariance, mean, count[:2], features, labels),
-            (covariance, mean, count, features[:, :3], labels),
-            (covariance, mean, count, features, labels[:1]),
-            (covariance, mean, count, features, labels + 1),
-            (covariance.mT, mean, count, features, labels),
+            (covariance[:2], mean, count, skipped, features, labels),
+            (covariance, mean.double(), count, skipped, features, labels),
+            (covariance, mean, count[:2], skipped, features, labels),
+            (covariance, mean, count, skipped[:2], features, labels),
+            (covariance, mean, count, skipped, features[:, :3], labels),
+            (covariance, mean, count, skipped, features, labels[:1]),
+            (covariance, mean, count, skipped, features, labels + 1),
+            (covariance.mT, mean, count, skipped, features, labels),
         ):
             with pytest.raises((ValueError, TypeError, IndexError)):
                 update(*wrong, "native")

@@ -35,7 +35,7 @@ class Device(SemanticCovariance):
 
     @torch.no_grad()
     def update(self, features, labels):
-        statistics = self.covariance.as_subclass(Elsewhere), self.mean, self.count
+        statistics = self.covariance.as_subclass(Elsewhere), self.mean, self.count, self.skipped
         torch_impl_module("covariance_update").covariance_update(*statistics, features, labels)
 
 
@@ -255,7 +255,7 @@ def test_update_touches_only_classes_in_the_batch(kind, elsewhere):
     update = torch_impl_module("covariance_update").covariance_update
     features, labels = normal(size, num_features), torch.tensor([4, 30, 4])
     with closed_form("operators"), Touched() as touched:
-        update(covariance, statistics.mean, statistics.count, features, labels)
+        update(covariance, statistics.mean, statistics.count, statistics.skipped, features, labels)
     assert touched.largest <= size * statistics.covariance[0].numel(), touched.operator
     assert touched.largest >= num_features
 

@@ -536,15 +536,16 @@ class TestCovarianceUpdate:
             native.covariance_update(*state.buffers(), torch.ones(2, 4), torch.tensor([0, 3]))
         assert not any(buffer.any() for buffer in state.buffers())
 
-    def test_invalid_sample_affects_only_its_class(self, kind, version):
+    def test_sample_that_is_not_finite_is_left_out_and_counted(self, kind, version):
         state = plsp_kernels.SemanticCovariance(3, 4, kind)
         features = torch.ones(4, 4)
         features[1] = math.nan
         with closed_form(version):
             state.update(features, torch.tensor([0, 1, 2, 2]))
-        assert not state.mean[1].isfinite().any()
-        assert state.mean[[0, 2]].isfinite().all()
-        assert state.covariance[[0, 2]].isfinite().all()
+        assert state.count.tolist() == [1, 0, 2]
+        assert state.skipped.tolist() == [0, 1, 0]
+        assert state.mean.tolist() == [[1.0] * 4, [0.0] * 4, [1.0] * 4]
+        assert not state.covariance.any()
 
     @pytest.mark.parametrize(
         ("name", "change", "error"),
@@ -559,6 +560,8 @@ class TestCovarianceUpdate:
             ("count", lambda tensor: tensor.int(), TypeError),
             ("count", lambda tensor: tensor[:2], ValueError),
             ("count", lambda tensor: tensor[:, None], ValueError),
+            ("skipped", lambda tensor: tensor.int(), TypeError),
+            ("skipped", lambda tensor: tensor[:2], ValueError),
             ("features", lambda tensor: tensor.long(), TypeError),
             ("features", lambda tensor: tensor[0], ValueError),
             ("features", lambda tensor: tensor[:, :3], ValueError),
@@ -571,7 +574,7 @@ class TestCovarianceUpdate:
     )
     def test_invalid_tensors_are_rejected_before_any_write(self, name, change, error, kind, version):
         state = plsp_kernels.SemanticCovariance(3, 4, kind)
-        names = ("covariance", "mean", "count", "features", "labels")
+        names = ("covariance", "mean", "count", "skipped", "features", "labels")
         tensors = dict(zip(names, (*state.buffers(), torch.ones(2, 4), torch.tensor([0, 1])), strict=True))
         tensors[name] = change(tensors[name])
         with closed_form(version), pytest.raises(error, match=rf"^{name} must "):
@@ -589,12 +592,12 @@ class TestCovarianceUpdate:
             assert torch.equal(found, expected)
 
     def test_statistics_must_match_the_mean(self, kind, version):
-        covariance, _, count = plsp_kernels.SemanticCovariance(3, 4, kind).buffers()
+        covariance, _, count, skipped = plsp_kernels.SemanticCovariance(3, 4, kind).buffers()
         for mean in (torch.zeros(2, 4), torch.zeros(3, 5)):
             with closed_form(version), pytest.raises(ValueError, match="must have shape"):
-                native.covariance_update(covariance, mean, count, torch.ones(2, 4), torch.tensor([0, 1]))
+                native.covariance_update(covariance, mean, count, skipped, torch.ones(2, 4), torch.tensor([0, 1]))
 
-    @pytest.mark.parametrize("position", [0, 1, 2])
+    @pytest.mark.parametrize("position", [0, 1, 2, 3])
     def test_non_contiguous_statistics_are_rejected(self, position, kind, version):
         state = list(plsp_kernels.SemanticCovariance(3, 4, kind).buffers())
         state[position] = torch.stack([state[position]] * 2, -1)[..., 0]

@@ -38,7 +38,7 @@ def operator_inputs(name: str, kind: str, empty: bool, dtype: torch.dtype) -> li
     upstream = torch.tensor([0.5, 0.0, 2.0], dtype=dtype)
     served_by_native = [(None,), (upstream,)] if native.VERSIONS and not empty else []
     last = problem.class_thresholds, strength, torch.tensor(0.7, dtype=torch.float64), 1.2
-    statistics = problem.covariance, torch.zeros_like(problem.weight), torch.zeros(7, dtype=torch.int64)
+    statistics = problem.covariance, torch.zeros_like(problem.weight), *torch.zeros(2, 7, dtype=torch.int64)
     unlabeled = torch.arange(problem.candidates.shape[0])
     assignments = torch.full((9,), 7), torch.tensor([0, 0, 0, 0, 0, 0, 0, 9])
     return {

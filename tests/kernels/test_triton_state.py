@@ -30,7 +30,8 @@ def statistics(num_classes: int, num_features: int, kind: str, dtype: torch.dtyp
     width = [num_features] if kind == "full" else []
     covariance = torch.zeros(num_classes, num_features, *width, dtype=dtype, device=DEVICE)
     mean = torch.zeros(num_classes, num_features, dtype=dtype, device=DEVICE)
-    return [covariance, mean, torch.zeros(num_classes, dtype=torch.int64, device=DEVICE)]
+    count = torch.zeros(num_classes, dtype=torch.int64, device=DEVICE)
+    return [covariance, mean, count, count.clone()]
 
 
 def batch(num_classes: int, num_features: int, count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -65,7 +66,7 @@ def test_a_thousand_updates_follow_equation_17(kind: str) -> None:
     for seed in range(1000):
         features, labels = batch(2, 3, 1, seed)
         triton_impl.covariance_update(*found, features.float(), labels)
-        truth = reference.update_covariance(*truth, features.float().double(), labels)
+        truth[:3] = reference.update_covariance(*truth[:3], features.float().double(), labels)
     assert_close(found, truth, 16 * EPS)  # the tolerance of the forms for CPUs
 
 
@@ -90,9 +91,9 @@ def test_strided_features_give_the_same_bits(kind: str) -> None:
 
 
 def test_strided_statistics_are_an_error() -> None:
-    covariance, mean, count = statistics(5, 9, "full")
+    covariance, mean, *counts = statistics(5, 9, "full")
     with pytest.raises(ValueError, match="must be contiguous"):
-        triton_impl.covariance_update(covariance, scattered(mean), count, *batch(5, 9, 7))
+        triton_impl.covariance_update(covariance, scattered(mean), *counts, *batch(5, 9, 7))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -113,16 +114,27 @@ def test_labels_that_are_no_class_are_ignored(kind: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_non_finite_features_affect_only_their_class(kind: str) -> None:
-    features, labels = batch(5, 9, 12)
-    labels[0] = 3
-    found, expected = statistics(5, 9, kind), statistics(5, 9, kind)
-    triton_impl.covariance_update(*expected, features, labels)
-    features[0, 0] = math.nan
-    triton_impl.covariance_update(*found, features, labels)
-    others = torch.arange(5, device=DEVICE) != 3
-    assert all(torch.equal(ours[others], theirs[others]) for ours, theirs in zip(found, expected, strict=True))
-    assert found[1][3, 0].isnan()
+@pytest.mark.parametrize(
+    ("count", "dtype"), [(12, torch.float64), (4, torch.float32), (12, torch.float16)], ids=["many", "few", "half"]
+)
+def test_samples_that_are_not_finite_are_left_out_and_counted(kind: str, count: int, dtype: torch.dtype) -> None:
+    """In every position of a row, in classes with and without finite samples."""
+    state = torch.float64 if dtype == torch.float64 else torch.float32
+    features, labels = batch(5, 9, count)
+    labels[:2] = 3
+    features = features.to(dtype)
+    for row, column, value in ((0, 0, math.nan), (1, 8, math.inf), (3, 4, -math.inf)):
+        features[row, column] = value
+    found = [guarded(tensor) for tensor in statistics(5, 9, kind, state)]
+    expected, closed = statistics(5, 9, kind, state), statistics(5, 9, kind, state)
+    triton_impl.covariance_update(*found, guarded(features), guarded(labels))
+    torch_impl.covariance_update(*closed, features, labels)
+    finite = features.isfinite().all(1)
+    torch_impl.covariance_update(*expected, features[finite], labels[finite])
+    expected[3] += labels[~finite].bincount(minlength=5)
+    assert_close(found, expected, 1e-13 if state == torch.float64 else 8 * EPS)
+    assert_close(closed, expected, 1e-13 if state == torch.float64 else 8 * EPS)
+    assert expected[3].sum() == 3
 
 
 def test_covariance_stays_exactly_symmetric() -> None:
@@ -156,10 +168,10 @@ def test_empty_batch_changes_nothing(kind: str) -> None:
 
 
 def test_update_invalidates_tensors_saved_for_backward() -> None:
-    covariance, mean, count = statistics(3, 4, "full")
+    covariance, *others = statistics(3, 4, "full")
     weight = torch.ones(4, dtype=torch.float64, device=DEVICE, requires_grad=True)
     result = (covariance @ weight).sum()
-    triton_impl.covariance_update(covariance, mean, count, *batch(3, 4, 5))
+    triton_impl.covariance_update(covariance, *others, *batch(3, 4, 5))
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         result.backward()
 

@@ -1,6 +1,5 @@
 """A run that is killed, stopped or starved continues to the numbers of one that was not."""
 
-import errno
 import os
 import signal
 import time
@@ -11,7 +10,7 @@ import torch
 
 from plsp_train import files
 from plsp_train.engine import Engine
-from plsp_train.runs import locked
+from plsp_train.files import locked
 from small_runs import metrics, run, run_interrupted, start
 
 LONG = ["--epochs", "6", "--iterations", "60"]
@@ -132,26 +131,6 @@ def test_a_run_locks_its_directory_until_it_ends(tmp_path, monkeypatch: pytest.M
         pass
 
 
-def test_a_full_disk_is_a_one_line_error_and_keeps_the_last_checkpoint(tmp_path, monkeypatch, capsys) -> None:
-    out = tmp_path / "run"
-    real, syncs = os.fsync, []
-
-    def full(descriptor: int) -> None:
-        syncs.append(descriptor)
-        if len(syncs) > 4:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        real(descriptor)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(files.os, "fsync", full)
-        assert run(out) == 2
-    error = capsys.readouterr().err
-    assert "No space left on device" in error
-    assert error.count("\n") == 1
-    assert not list(out.glob("*.new"))
-    assert run(out, "--resume") == 0
-
-
 def test_resuming_with_other_settings_is_an_error_that_names_them(tmp_path, capsys) -> None:
     out = tmp_path / "run"
     assert run(out) == 0
@@ -160,17 +139,6 @@ def test_resuming_with_other_settings_is_an_error_that_names_them(tmp_path, caps
     error = capsys.readouterr().err
     assert "lr was 0.05, now 0.3" in error
     assert "k was 50, now 9" in error
-
-
-def test_a_damaged_checkpoint_is_a_one_line_error(tmp_path, capsys) -> None:
-    out = tmp_path / "run"
-    assert run(out) == 0
-    (out / "checkpoint.pt").write_bytes(b"not a checkpoint")
-    capsys.readouterr()
-    assert run(out, "--resume") == 2
-    error = capsys.readouterr().err
-    assert "not a readable checkpoint" in error
-    assert error.count("\n") == 1
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path) -> None:

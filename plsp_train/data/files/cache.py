@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from plsp_train.data.files.images import Decoded
-from plsp_train.files import write_atomically
+from plsp_train.files import locked, remove_unfinished, write_atomically
 
 _FORMAT = 1
 
@@ -32,7 +32,7 @@ def cached_images(folder: Path, paths: list[Path], image_size: int, decode: Call
     decoded = decode()
     try:
         _save(cache, decoded)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         return decoded._replace(notes=(*decoded.notes, f"The decoded images could not be cached: {error}."))
     return decoded
 
@@ -51,4 +51,6 @@ def _save(cache: Path, decoded: Decoded) -> None:
     cache.parent.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
     np.savez(buffer, images=decoded.images, notes=np.array(decoded.notes, dtype=str))
-    write_atomically(cache, buffer.getvalue())
+    with locked(cache.parent):
+        remove_unfinished(cache.parent)
+        write_atomically(cache, buffer.getvalue())

@@ -12,6 +12,7 @@ import numpy as np
 
 from plsp_train.data.annotations import did_you_mean
 from plsp_train.data.files.checks import first_not_finite
+from plsp_train.data.files.memory import check_room
 
 ANNOTATOR = "annotator"
 """Each column whose name begins with this holds the answers of one annotator."""
@@ -132,7 +133,9 @@ def _read_parquet(path: Path, is_text: Callable[[str], bool]) -> Table:
     except ImportError as error:
         raise ImportError(f"reading {path} needs pyarrow: pip install pyarrow") from error
     try:
-        content = parquet.read_table(path)
+        with parquet.ParquetFile(path) as file:
+            check_room(path, 8 * file.metadata.num_rows * file.metadata.num_columns)
+            content = file.read()
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read as a Parquet file: {' '.join(str(error).split())}") from error
     header = content.column_names

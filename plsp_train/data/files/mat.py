@@ -1,5 +1,6 @@
 """MATLAB files of the public partial-label sets: `data`, `partial_target`, and `target` where the truth is known."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from plsp_train.data.annotations import checked_candidates, numbered_class_names, shortened
 from plsp_train.data.files.checks import feature_tensor, located
+from plsp_train.data.files.memory import check_room
 from plsp_train.data.files.options import Inputs, InputSpec, ReadOptions
 from plsp_train.data.source import Source
 
@@ -55,15 +57,17 @@ def _load(path: Path) -> tuple[dict[str, np.ndarray], list[str]]:
     from scipy import io, sparse  # type: ignore[import-untyped]
 
     try:
+        variables = io.whosmat(path)
+        # Numbers take at most eight bytes each; sparse matrices become dense.
+        check_room(path, 8 * sum(math.prod(shape) for name, shape, _ in variables if name in VARIABLES))
         content: dict[str, Any] = io.loadmat(path, variable_names=VARIABLES)
-        names = [name for name, *_ in io.whosmat(path)]
     except NotImplementedError as error:
         raise ValueError(f"{path} is a MATLAB file of version 7.3: save it with save(…, '-v7')") from error
     except Exception as error:  # scipy raises errors of many kinds for a damaged file
         raise ValueError(f"{path} cannot be read as a MATLAB file: {error}") from error
     known = {name: content[name] for name in VARIABLES if name in content}
     dense = {name: np.asarray(value.toarray() if sparse.issparse(value) else value) for name, value in known.items()}
-    return dense, [name for name in names if name not in VARIABLES]
+    return dense, [name for name, *_ in variables if name not in VARIABLES]
 
 
 def _oriented(path: Path, features: np.ndarray, sets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

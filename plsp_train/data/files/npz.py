@@ -1,7 +1,6 @@
 """NumPy archives: images or features, with candidate sets, annotators' answers or complementary labels."""
 
 import zipfile
-import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,15 +18,13 @@ from plsp_train.data.annotations import (
     numbered_class_names,
 )
 from plsp_train.data.files.checks import agreement_note, feature_tensor, image_tensor, label_tensor, located
+from plsp_train.data.files.memory import check_room
 from plsp_train.data.files.options import Inputs, InputSpec, ReadOptions
 from plsp_train.data.source import Source
 
 INPUTS: dict[str, Callable[[np.ndarray], Tensor]] = {"images": image_tensor, "features": feature_tensor}
 FORMS = ("candidates", "annotations", "complementary")
 KEYS = (*INPUTS, *FORMS, "labels", "class_names", *(f"test_{key}" for key in INPUTS), "test_labels")
-
-# What NumPy and zipfile raise for an archive that is cut, altered, encrypted, or claims an impossible size.
-_DAMAGE = (OSError, ValueError, RuntimeError, MemoryError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
 def read_npz(path: Path, options: ReadOptions) -> Source:
@@ -68,9 +65,11 @@ class _Archive:
         self.path = path
         try:
             with zipfile.ZipFile(path) as archive:
-                self._keys = [name.removesuffix(".npy") for name in archive.namelist()]
-        except _DAMAGE as error:
+                members = archive.infolist()
+        except Exception as error:  # zipfile raises errors of many kinds for a damaged file
             raise ValueError(f"{path} is not an .npz archive, or not a complete one ({error})") from error
+        self._keys = [member.filename.removesuffix(".npy") for member in members]
+        check_room(path, sum(member.file_size for member in members))
         self._arrays: dict[str, np.ndarray] = {}
         for key in self._keys:
             if key not in KEYS:
@@ -103,7 +102,7 @@ class _Archive:
         try:
             with np.load(self.path, allow_pickle=False) as file:
                 array = file[key]
-        except _DAMAGE as error:
+        except Exception as error:  # of many kinds for an array that is cut, altered, or claims an impossible size
             if "allow_pickle" in str(error):
                 raise ValueError(
                     f"{self.path}: {key} holds pickled objects, which are never loaded: save a plain array"
