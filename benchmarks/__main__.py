@@ -1,10 +1,10 @@
-"""Benchmark the loss, its functions and its state updates against the eager reference, in one run.
+"""Benchmark the loss, its functions and its state updates against eager PyTorch, in one run.
 
     python -m benchmarks            # everything: about 25 minutes, mostly at the large shapes
     python -m benchmarks --quick    # under a minute: small shapes in full, cifar100 without the eager reference
 
 Appends rows to benchmarks/results/<machine>.csv and draws figures next to it; --quick only prints.
-An implementation that disagrees with the reference is an error, regardless of its speed.
+A result that disagrees with the reference is an error, regardless of its speed.
 """
 
 import argparse
@@ -16,22 +16,21 @@ import torch
 from benchmarks import results
 from benchmarks.measure import Disagreement, Row, measure
 from benchmarks.plots import draw
-from benchmarks.shapes import SHAPES
-from benchmarks.subjects import CASES
+from benchmarks.shapes import ALL_SHAPES, SUPERVISED
+from benchmarks.subjects import CASES, SUPERVISED_CASES
 from benchmarks.sweeps import SWEEPS, measure_sweep
 from benchmarks.table import latest
 
 _QUICK_SHAPES = ("fmnist", "cifar100")
 
 
-def rows(device: torch.device, shapes: list[str], cases: list[str], sweeps: list[str], quick: bool) -> Iterator[Row]:
+def rows(device: torch.device, cases: list[tuple[str, str]], sweeps: list[str], quick: bool) -> Iterator[Row]:
+    """Measure cases, each at a shape, and sweeps."""
     seconds = 0.2 if quick else 1.5
-    for shape in shapes:
-        for case in cases:
-            small = SHAPES[shape].num_classes < 50
-            yield from measure(
-                case, SHAPES[shape], device, seconds=seconds, eager=small or not quick, compiled=not quick
-            )
+    for shape_name, case in cases:
+        shape = ALL_SHAPES[shape_name]
+        eager = shape.num_classes < 50 or not quick
+        yield from measure(case, shape, device, seconds=seconds, eager=eager, compiled=not quick)
     for sweep in sweeps:
         yield from measure_sweep(sweep, device, seconds=seconds / 3)
 
@@ -43,7 +42,12 @@ def line(row: Row) -> str:
     times = [f"{row[name]:>10} ms" if row[name] != "" else 13 * " " for name in ("forward_ms", "step_ms")]
     ratios = [
         f"{row[name]:>8} x {what}" if row[name] != "" else ""
-        for name, what in (("times_faster_than_reference", "faster"), ("times_bare_bmm", "bmm"))
+        for name, what in (
+            ("times_faster_than_reference", "faster than the reference"),
+            ("times_faster_than_gram_form", "faster than the Gram form"),
+            ("times_bare_bmm", "bmm"),
+            ("times_gemms", "GEMMs"),
+        )
     ]
     if row["aten_calls"] != "":
         ratios.append(f"{row['aten_calls']} ATen calls")
@@ -53,14 +57,24 @@ def line(row: Row) -> str:
     ).rstrip()
 
 
-def _selection(arguments: argparse.Namespace) -> tuple[list[str], list[str], list[str]]:
-    """Requested shapes, cases and sweeps; by default all of them, or a small subset with --quick."""
+def _selection(arguments: argparse.Namespace) -> tuple[list[tuple[str, str]], list[str]]:
+    """Requested pairs of shape and case, and sweeps; by default all of them, or a small subset with --quick."""
     shapes, cases, sweeps = (getattr(arguments, name) or [] for name in ("shape", "case", "sweep"))
     if not shapes and (cases or not sweeps):
-        shapes = list(_QUICK_SHAPES if arguments.quick else SHAPES)
+        shapes = list(_QUICK_SHAPES if arguments.quick else ALL_SHAPES)
         if not cases and not arguments.quick:
             sweeps = list(SWEEPS)
-    return shapes, cases or list(CASES), sweeps
+    possible = {
+        shape: [case for case in cases or CASES if shape not in SUPERVISED or case in SUPERVISED_CASES]
+        for shape in shapes
+    }
+    if arguments.shape:
+        for shape, found in possible.items():
+            if not found:
+                raise ValueError(
+                    f"--shape {shape} has no unlabelled batch; use it with --case {' '.join(SUPERVISED_CASES)}"
+                )
+    return [(shape, case) for shape, found in possible.items() for case in found], sweeps
 
 
 def main() -> int:
@@ -69,7 +83,7 @@ def main() -> int:
     )
     parser.add_argument("--quick", action="store_true", help="check that everything runs and agrees")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda")
-    parser.add_argument("--shape", nargs="+", choices=SHAPES, help="run only these shapes (default: all)")
+    parser.add_argument("--shape", nargs="+", choices=ALL_SHAPES, help="run only these shapes (default: all)")
     parser.add_argument("--case", nargs="+", choices=CASES, help="run only these cases (default: all)")
     parser.add_argument("--sweep", nargs="+", choices=SWEEPS, help="run only these sweeps (default: all)")
     arguments = parser.parse_args()
@@ -81,13 +95,17 @@ def main() -> int:
     except (RuntimeError, ValueError) as error:
         print(f"benchmarks: error: --device {arguments.device}: {error}", file=sys.stderr)
         return 2
-    shapes, cases, sweeps = _selection(arguments)
+    try:
+        cases, sweeps = _selection(arguments)
+    except ValueError as error:
+        print(f"benchmarks: error: {error}", file=sys.stderr)
+        return 2
 
     shared = results.environment(device)
     print(f"{shared['hardware']}, torch {shared['torch']}, float32; median times of forward and forward + backward")
     path = results.csv_path(device)
     try:
-        for row in rows(device, shapes, cases, sweeps, quick):
+        for row in rows(device, cases, sweeps, quick):
             print(line(row), flush=True)
             if not quick:
                 results.append(path, [shared | row])

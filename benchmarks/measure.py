@@ -7,15 +7,31 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks import subjects
+from benchmarks.footprint import expected_elements
 from benchmarks.memory import available_bytes, peak_extra_bytes
 from benchmarks.problem import Problem
 from benchmarks.shapes import Shape
-from benchmarks.subjects import CASES, CLOSED_FORM, COMPILED, CONTEXT, FLOOR, OURS, REFERENCE, STATE
+from benchmarks.subjects import (
+    CASES,
+    CLOSED_FORM,
+    COMPILED,
+    COMPILED_GRAM_FORM,
+    CONTEXT,
+    FLOOR,
+    GEMMS,
+    GRAM_FORM,
+    ISDA_FORM,
+    OURS,
+    REFERENCE,
+    STATE,
+)
 from benchmarks.timing import Clock, Timing, interleaved
 
 AGREEMENT = 1e-3
-"""Largest relative difference from the reference for which a speed-up is reported."""
+"""Largest relative difference from the reference, or from float64 if that was not run, at which ratios are reported."""
+
+RIVALS = {"reference": (REFERENCE,), "gram_form": (GRAM_FORM, COMPILED_GRAM_FORM), "isda": (ISDA_FORM,)}
+"""Subjects to compare with, by the name of the ratio, which is that to the fastest of them."""
 
 Row = dict[str, Any]
 
@@ -47,27 +63,28 @@ def measure(
     case: str, shape: Shape, device: torch.device, *, seconds: float, eager: bool = True, compiled: bool = True
 ) -> list[Row]:
     """Return a row for every subject; the row of a skipped subject has a note with the reason."""
+    if compiled:
+        torch.compiler.reset()  # after an earlier shape, the compiler would generate code for dynamic shapes
     problem = Problem(shape, device)
     found = CASES[case](problem)
-    notes = {}
-    needed = 4 * subjects.reference_elements(case, problem)
-    for name, wanted in ((REFERENCE, eager), (COMPILED, compiled)):
-        if name in found and needed > 0.8 * available_bytes(device):
-            notes[name] = f"does not fit: needs about {needed / 2**30:,.0f} GiB"
-        elif name in found and not wanted:
-            notes[name] = "skipped by --quick"
+    skipped = [] if eager else [REFERENCE]
+    skipped += [] if compiled else [COMPILED, COMPILED_GRAM_FORM]
+    notes = {name: "skipped by --quick" for name in skipped if name in found}
+    for name, elements in expected_elements(case, shape).items():
+        if name in found and 4 * elements > 0.8 * available_bytes(device):
+            notes[name] = f"does not fit: needs about {4 * elements / 2**30:,.0f} GiB"
     running = {name: subject for name, subject in found.items() if name not in notes}
 
     results = {name: subject.whole() for name, subject in running.items()}  # also warms up every subject
     truth = _truth(case, shape, device)
     errors = {name: largest_error(result, truth) for name, result in results.items() if name not in CONTEXT}
-    if REFERENCE in results:
-        for name in errors:
-            difference = largest_error(results[name], results[REFERENCE])
-            if not difference <= AGREEMENT:
-                raise Disagreement(
-                    f"{name} differs from the reference by {difference:.1e} in {case} at {shape.name}; no speed-up"
-                )
+    other, expected = ("the reference", results[REFERENCE]) if REFERENCE in results else ("float64", truth)
+    for name in errors:
+        difference = largest_error(results[name], expected)
+        if not difference <= AGREEMENT:
+            raise Disagreement(
+                f"{name} differs from {other} by {difference:.1e} in {case} at {shape.name}; no speed-up"
+            )
     results.clear()
 
     # Ratios compare whole calls, which are timed interleaved.
@@ -88,8 +105,12 @@ def measure(
             "memory_mib": _rounded(peak_extra_bytes(running[name].whole, device) / 2**20) if name in running else "",
             "aten_calls": count_aten_calls(running[name].whole) if name in (*OURS, STATE) else "",
             "error": f"{errors[name]:.1e}" if name in errors else "",
-            "times_faster_than_reference": _ratio(whole, REFERENCE, name) if name not in CONTEXT else "",
+            **{
+                f"times_faster_than_{short}": "" if name in CONTEXT else _ratio(whole, _fastest(whole, rivals), name)
+                for short, rivals in RIVALS.items()
+            },
             "times_bare_bmm": _ratio(whole, name, FLOOR),
+            "times_gemms": _ratio(whole, name, GEMMS),
             "note": notes.get(name, ""),
         }
         for name in found
@@ -114,7 +135,11 @@ def _columns(name: str, timing: Timing | None) -> Row:
     }
 
 
-def _ratio(times: dict[str, Timing], numerator: str, denominator: str) -> float | str:
+def _fastest(times: dict[str, Timing], names: tuple[str, ...]) -> str | None:
+    return min((name for name in names if name in times), key=lambda name: times[name].median, default=None)
+
+
+def _ratio(times: dict[str, Timing], numerator: str | None, denominator: str) -> float | str:
     if numerator not in times or denominator not in times:
         return ""
     return _rounded(times[numerator].median / times[denominator].median)

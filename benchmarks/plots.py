@@ -5,14 +5,15 @@ python -m benchmarks.plots speed benchmarks/results/<machine>.csv --out docs/ima
 
 import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks import results
-from benchmarks.subjects import COMPILED, FLOOR, OURS, REFERENCE
+from benchmarks.subjects import COMPILED, COMPILED_GRAM_FORM, FLOOR, GEMMS, GRAM_FORM, OURS, REFERENCE
 from benchmarks.sweeps import SWEEPS, exponent, points
 
-_SUBJECTS = (REFERENCE, COMPILED, *OURS, FLOOR)
+_SUBJECTS = (REFERENCE, COMPILED, GRAM_FORM, COMPILED_GRAM_FORM, *OURS, FLOOR, GEMMS)
 
 
 def draw(rows: list[dict[str, str]], stem: Path) -> list[Path]:
@@ -33,9 +34,9 @@ def draw(rows: list[dict[str, str]], stem: Path) -> list[Path]:
                     for row in whole
                     if row["subject"] == subject and (row[column] or (column == "step_ms" and row["forward_ms"]))
                 }
-                places = [shapes.index(name) + 0.16 * (position - 2) for name in found]
+                places = [shapes.index(name) + 0.09 * (position - len(_SUBJECTS) // 2) for name in found]
                 if found:
-                    axis.bar(places, list(found.values()), 0.15, color=f"C{position}", label=subject)
+                    axis.bar(places, list(found.values()), 0.08, color=f"C{position}", label=subject)
             axis.set_yscale("log")
             axis.set_xticks(range(len(shapes)), shapes)
             axis.set_ylabel(label)
@@ -57,26 +58,34 @@ def draw(rows: list[dict[str, str]], stem: Path) -> list[Path]:
 
 
 def draw_speed(rows: list[dict[str, str]], path: Path) -> Path:
-    """Draw the figure of the README: time and memory of one step, compared with the eager reference."""
+    """Draw the figure of the README: time and memory of one step, compared with eager PyTorch."""
     from benchmarks.table import Measured
 
     pyplot = _pyplot()
     measured = Measured(rows)
-    bars = {REFERENCE: ("eager PyTorch", "#9aa3ad"), COMPILED: ("eager, torch.compile", "#5b6b7b")}
-    bars |= {"ours": ("plsp_kernels", "#d1495b")}
-    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
+    bars: tuple[tuple[str, str, Mapping[str, dict[str, str] | None]], ...] = (
+        ("paper's formulation, eager", "#c3c9cf", measured.rows_of("loss", REFERENCE)),
+        ("paper's formulation, torch.compile", "#9aa3ad", measured.rows_of("loss", COMPILED)),
+        (
+            "Gram form, eager or torch.compile",
+            "#5b6b7b",
+            {name: measured.gram_form("loss", name) for name in measured.shapes},
+        ),
+        ("plsp_kernels", "#d1495b", measured.losses),
+    )
+    figure, axes = pyplot.subplots(1, 2, figsize=(12, 4.2), layout="constrained")
     for axis, column, title in ((axes[0], "step_ms", "time, ms"), (axes[1], "memory_mib", "extra memory, MiB")):
-        for offset, (subject, (label, colour)) in zip((-0.27, 0, 0.27), bars.items(), strict=True):
-            rows_of = measured.losses if subject == "ours" else measured.rows_of("loss", subject)
-            heights = [_number(rows_of.get(name), column) for name in measured.shapes]
+        for offset, (label, colour, rows_of) in zip((-0.33, -0.11, 0.11, 0.33), bars, strict=True):
+            found = [rows_of.get(name) for name in measured.shapes]
+            heights = [_number(row, column) for row in found]
             places = [place + offset for place in range(len(heights))]
-            axis.bar(places, [height or 0 for height in heights], 0.25, color=colour, label=label)
-            for place, height in zip(places, heights, strict=True):
+            axis.bar(places, [height or 0 for height in heights], 0.2, color=colour, label=label)
+            for place, height, row in zip(places, heights, found, strict=True):
                 if height:
-                    axis.annotate(_short(height), (place, height), ha="center", va="bottom", fontsize=7.5)
-                else:
+                    axis.annotate(_short(height), (place, height), ha="center", va="bottom", fontsize=6.5)
+                elif row and row["note"]:
                     axis.text(
-                        place, 0.02, "does not fit", rotation=90, ha="center", va="bottom", fontsize=7.5,
+                        place, 0.02, row["note"].split(":")[0], rotation=90, ha="center", va="bottom", fontsize=7.5,
                         color=colour, transform=axis.get_xaxis_transform(),
                     )  # fmt: skip
         axis.set_yscale("log")

@@ -1,4 +1,4 @@
-"""Subjects of each case: the eager reference, our implementations, and baselines for scale."""
+"""Subjects of each case: the eager reference, its rivals, our implementations, and baselines for scale."""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,17 +9,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import plsp_kernels
+from benchmarks import gram_form, isda_form
 from benchmarks.problem import STRENGTH, THRESHOLD, Problem
-from plsp_kernels import CurriculumThreshold, SemanticCovariance, SemanticLoss, native, reference
+from plsp_kernels import CurriculumThreshold, SemanticCovariance, native, reference
 from plsp_kernels.step import Step
 
 REFERENCE, COMPILED = "reference", "compiled reference"
+GRAM_FORM, COMPILED_GRAM_FORM, ISDA_FORM = "Gram form", "compiled Gram form", "ISDA as released"
 CLOSED_FORM, NATIVE, TRITON = "closed form", "native", "triton"
 OURS = (TRITON, NATIVE, CLOSED_FORM)
 """Our implementations, in the order of preference of impl="auto"."""
 STATE = "O(batch) update"
 DISTINCT, FLOOR, PLAIN = "closed form, all classes distinct", "bare bmm(W, Σ)", "plain cross-entropy"
-CONTEXT = (DISTINCT, FLOOR, PLAIN)
+GEMMS = "GEMMs of the classes present"
+CONTEXT = (DISTINCT, FLOOR, GEMMS, PLAIN)
 """Baselines for scale, with other functions or inputs; not compared with the reference."""
 
 NUM_INSTANCES = 60_000  # size of Fashion-MNIST, for the curriculum
@@ -52,25 +55,38 @@ def _differentiable(function: Callable[[], Tensor], inputs: list[Tensor]) -> Sub
 
 def _implementations(name: str, problem: Problem) -> dict[str, Callable[..., Any]]:
     """Subjects of a row-wise function, one per implementation available on the device."""
-    eager, public = getattr(reference, name), getattr(plsp_kernels, name)
-    found = {REFERENCE: eager, COMPILED: torch.compile(eager), CLOSED_FORM: partial(public, impl="torch")}
+    found = _eager(getattr(reference, name), getattr(gram_form, name))
+    public = getattr(plsp_kernels, name)
+    found[CLOSED_FORM] = partial(public, impl="torch")
     if problem.device.type == "cuda":
         found[TRITON] = partial(public, impl="triton")
     return found
 
 
-def _losses(problem: Problem) -> dict[str, Callable[[Step], SemanticLoss]]:
-    """Subjects of the loss, one per implementation that can serve the problem."""
-    eager = reference.semantic_upper_bound_loss
+def _eager(literal: Callable[..., Any], rival: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+    return {
+        REFERENCE: literal,
+        COMPILED: torch.compile(literal),
+        GRAM_FORM: rival,
+        COMPILED_GRAM_FORM: torch.compile(rival),
+    }
 
-    def public(impl: str) -> Callable[[Step], SemanticLoss]:
-        def loss(step: Step) -> SemanticLoss:
+
+def _losses(problem: Problem) -> dict[str, Callable[[Step], Tensor]]:
+    """Subjects of the loss, one per implementation that can serve the problem."""
+
+    def literal(step: Step) -> Tensor:
+        return reference.semantic_upper_bound_loss(step).total
+
+    def public(impl: str) -> Callable[[Step], Tensor]:
+        def loss(step: Step) -> Tensor:
             options = step._asdict() | {"strength": STRENGTH, "thresholds": THRESHOLD, "ss_weight": 1.0, "impl": impl}
-            return plsp_kernels.semantic_upper_bound_loss(**options)
+            return plsp_kernels.semantic_upper_bound_loss(**options).total
 
         return loss
 
-    found = {REFERENCE: eager, COMPILED: torch.compile(eager), CLOSED_FORM: public("torch")}
+    found = _eager(literal, gram_form.semantic_upper_bound_loss)
+    found[CLOSED_FORM] = public("torch")
     if native.step_refusal(problem.step()) is None:
         found[NATIVE] = public("native")
     if problem.device.type == "cuda":
@@ -82,8 +98,8 @@ def loss(problem: Problem) -> dict[str, Subject]:
     """The whole loss of a step."""
     inputs = [problem.labeled, problem.weak, problem.strong, problem.weight]
 
-    def subject(function: Callable[[Step], SemanticLoss], step: Step) -> Subject:
-        return _differentiable(lambda: function(step).total, inputs)
+    def subject(function: Callable[[Step], Tensor], step: Step) -> Subject:
+        return _differentiable(lambda: function(step), inputs)
 
     functions = _losses(problem)
     subjects = {name: subject(function, problem.step()) for name, function in functions.items()}
@@ -91,8 +107,27 @@ def loss(problem: Problem) -> dict[str, Subject]:
     if problem.covariance.dim() == 3:
         weight = problem.weight.detach().expand(problem.shape.num_classes, *problem.weight.shape)
         subjects[FLOOR] = Subject(lambda: [torch.bmm(weight, problem.covariance)])
+    subjects[GEMMS] = _loss_gemms(problem)
     subjects[PLAIN] = _differentiable(lambda: F.cross_entropy(problem.labeled, problem.labels), [problem.labeled])
     return subjects
+
+
+def _loss_gemms(problem: Problem) -> Subject:
+    """T = W Σ_y, which is no GEMM for a diagonal Σ_y, G = T Wᵀ and the sum of ∂L/∂G T, class by class in one buffer."""
+    weight, covariance = problem.weight.detach(), problem.covariance
+    classes = torch.cat([problem.labels, problem.pseudo_labels]).unique().tolist()
+    transform = torch.mm if covariance.dim() == 3 else torch.mul
+    product, gram = torch.empty_like(weight), weight.new_empty(len(weight), len(weight))
+
+    def multiply() -> list[Tensor]:
+        total = torch.zeros_like(weight)
+        for y in classes:
+            transform(weight, covariance[y], out=product)
+            torch.mm(product, weight.t(), out=gram)
+            total.addmm_(gram, product)  # any (l, l) matrix will do
+        return [total]
+
+    return Subject(multiply)
 
 
 def quadratic_form(problem: Problem) -> dict[str, Subject]:
@@ -138,10 +173,27 @@ def log_softmax(problem: Problem) -> dict[str, Subject]:
 def cross_entropy(problem: Problem) -> dict[str, Subject]:
     """Semantic cross-entropy of the labelled batch."""
     arguments = problem.labeled, problem.weight, problem.covariance, problem.labels
-    return {
+    functions = _implementations("semantic_cross_entropy", problem) | {ISDA_FORM: isda_form.semantic_cross_entropy}
+    subjects = {
         name: _differentiable(partial(function, *arguments, strength=STRENGTH), [problem.labeled, problem.weight])
-        for name, function in _implementations("semantic_cross_entropy", problem).items()
+        for name, function in functions.items()
     }
+    return subjects | {GEMMS: _cross_entropy_gemms(problem)}
+
+
+def _cross_entropy_gemms(problem: Problem) -> Subject:
+    """Full: T = W Σ_y of the classes present, in one buffer. Diagonal: two (N, d) × (d, l), and two back to (l, d)."""
+    weight, covariance, labels = problem.weight.detach(), problem.covariance, problem.labels
+    if covariance.dim() == 3:
+        classes, product = labels.unique().tolist(), torch.empty_like(weight)
+        return Subject(lambda: [torch.mm(weight, covariance[y], out=product) for y in classes])
+    variance = covariance[labels]
+
+    def multiply() -> list[Tensor]:
+        columns = [variance @ weight.t() for _ in range(2)]
+        return [column.t() @ variance for column in columns]
+
+    return Subject(multiply)
 
 
 def probit(problem: Problem) -> dict[str, Subject]:
@@ -202,22 +254,5 @@ CASES: dict[str, Callable[[Problem], dict[str, Subject]]] = {
     )
 }
 
-
-def reference_elements(case: str, problem: Problem) -> int:
-    """Approximate number of elements the eager reference holds: twice the class-pair differences of all samples."""
-    shape = problem.shape
-    num_samples = shape.num_labeled + shape.num_unlabeled
-    if case == "covariance_update":
-        width = shape.num_features if shape.covariance == "full" else shape.num_labeled
-        return 4 * shape.num_classes * shape.num_features * width
-    if case == "class_gram":
-        return 4 * problem.covariance.numel()
-    samples = {
-        "loss": num_samples + shape.num_unlabeled,
-        "quadratic_form": min(shape.num_classes, num_samples),
-        "log_softmax": shape.num_unlabeled,
-        "cross_entropy": shape.num_labeled,
-        "probit": shape.num_unlabeled,
-        "curriculum_update": 0,
-    }[case]
-    return 2 * samples * shape.num_classes**2 * shape.num_features
+SUPERVISED_CASES = ("cross_entropy", "covariance_update")
+"""Cases that need no unlabelled batch."""

@@ -12,8 +12,22 @@ import sys
 from pathlib import Path
 
 from benchmarks import results
-from benchmarks.shapes import SHAPES
-from benchmarks.subjects import CASES, CLOSED_FORM, COMPILED, DISTINCT, NATIVE, OURS, REFERENCE, STATE, TRITON
+from benchmarks.measure import RIVALS
+from benchmarks.shapes import BETWEEN, SHAPES, SUPERVISED
+from benchmarks.subjects import (
+    CASES,
+    CLOSED_FORM,
+    COMPILED,
+    COMPILED_GRAM_FORM,
+    DISTINCT,
+    GRAM_FORM,
+    ISDA_FORM,
+    NATIVE,
+    OURS,
+    REFERENCE,
+    STATE,
+    TRITON,
+)
 from benchmarks.sweeps import SWEEPS, exponent, points
 from benchmarks.training_step import PARTS
 from plsp_train.files import write_atomically
@@ -37,9 +51,9 @@ class Measured:
     def __init__(self, rows: Rows) -> None:
         self.rows = latest(rows)
         self.found = {(row["case"], row["name"], row["subject"]): row for row in self.rows}
-        rows_of_loss = {name: self.ours("loss", name) for name in SHAPES}
-        self.losses = {name: row for name, row in rows_of_loss.items() if row is not None}
-        last = self.losses[max(self.losses, key=list(SHAPES).index)]
+        steps = sorted((SHAPES | BETWEEN).values(), key=lambda shape: shape.num_classes)
+        self.losses = {shape.name: row for shape in steps if (row := self.ours("loss", shape.name)) is not None}
+        last = max(self.losses.values(), key=lambda row: row["run"])
         self.machine = f"{last['hardware']}, torch {last['torch']}"
 
     @property
@@ -50,75 +64,55 @@ class Measured:
         """Row of the implementation that impl="auto" selects, or of a state update."""
         return next((row for subject in (*OURS, STATE) if (row := self.found.get((case, name, subject)))), None)
 
+    def gram_form(self, case: str, name: str) -> dict[str, str] | None:
+        """Row of the faster Gram form, eager or compiled; if neither was timed, the row that says why."""
+        found = [row for subject in RIVALS["gram_form"] if (row := self.found.get((case, name, subject)))]
+        return min(found, key=lambda row: float(row["step_ms"] or row["forward_ms"] or "inf"), default=None)
+
     def rows_of(self, case: str, subject: str) -> dict[str, dict[str, str]]:
         """Rows of a subject, by shape."""
         return {key[1]: row for key, row in self.found.items() if (key[0], key[2]) == (case, subject)}
 
 
 def summary(rows: Rows) -> str:
-    """Markdown for the README: one step compared with the eager reference, in a narrow table."""
+    """Markdown for the README: one step compared with eager PyTorch, in a narrow table."""
     measured = Measured(rows)
     body = []
     for name, ours in measured.losses.items():
-        eager = measured.found.get(("loss", name, REFERENCE))
-        speedup = _times(ours["times_faster_than_reference"])
+        eager, gram_form = measured.found.get(("loss", name, REFERENCE)), measured.gram_form("loss", name)
         body.append(
             [
                 f"{name} ({ours['num_classes']} classes)",
-                _time(eager).split(":")[0],
-                _time(ours) + (f" ({speedup})" if speedup else ""),
-                _memory(eager, ours),
+                _time_and_ratio(eager, ours, "reference"),
+                _time_and_ratio(gram_form, ours, "gram_form"),
+                _time(ours),
+                " / ".join(map(_memory, (eager, gram_form, ours))),
             ]
         )
     return "\n\n".join(
         [
             f"One step of the loss, forward and backward, float32, {measured.machine}:",
-            _table(["shape", "eager", "fused", "extra memory"], body) + "\n",
+            _table(["shape", "paper's formulation", "Gram form", "fused", "extra MiB"], body) + "\n",
         ]
     )
 
 
 def render(rows: Rows) -> str:
-    """Markdown for docs/benchmarks.md: the whole loss, every function, scaling, a training step."""
+    """Markdown for docs/benchmarks.md: the whole loss, every function, ISDA, scaling, a training step."""
     measured = Measured(rows)
-    rows, found, shapes = measured.rows, measured.found, measured.shapes
-    subjects = [subject for subject in (CLOSED_FORM, NATIVE, TRITON) if measured.rows_of("loss", subject)]
     parts = [
         f"{measured.machine}, float32. One step of the loss, forward and backward:",
-        _table(
-            [
-                "shape",
-                "eager reference",
-                "compiled reference",
-                *subjects,
-                "speed-up",
-                "relative to bmm(W, Σ)",
-                "extra memory",
-            ],
-            [
-                [
-                    _shape(ours),
-                    *(_time(found.get(("loss", name, subject))) for subject in (REFERENCE, COMPILED, *subjects)),
-                    _times(ours["times_faster_than_reference"]),
-                    _times(ours["times_bare_bmm"]),
-                    _memory(found.get(("loss", name, REFERENCE)), ours),
-                ]
-                for name, ours in measured.losses.items()
-            ],
-        ),
+        _losses(measured),
+        "Time relative to one batched product of all classes and to the GEMMs of the classes present; extra memory:",
+        _floors(measured),
         "Speed-up of each function over its eager reference, forward and backward where it is differentiable:",
-        _table(
-            ["", *shapes],
-            [
-                [
-                    f"`{case}`",
-                    *(_speedup(found.get((case, name, REFERENCE)), measured.ours(case, name)) for name in shapes),
-                ]
-                for case in CASES
-                if case != "loss" and any((case, name, REFERENCE) in found for name in shapes)
-            ],
-        ),
+        _functions(measured, "reference"),
     ]
+    if any(measured.gram_form(case, name) for case in CASES if case != "loss" for name in measured.shapes):
+        parts += ["Speed-up of each function over the faster Gram form:", _functions(measured, "gram_form")]
+    if any(measured.ours("cross_entropy", name) for name in SUPERVISED):
+        parts += ["Semantic cross-entropy at the settings of ISDA, forward and backward:", _supervised(measured)]
+    rows, found = measured.rows, measured.found
     distinct = found.get(("loss", "cifar100", DISTINCT))
     if distinct is not None:
         ratio = _times(distinct["times_bare_bmm"])
@@ -149,10 +143,78 @@ def render(rows: Rows) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def _losses(measured: Measured) -> str:
+    ours = [subject for subject in (CLOSED_FORM, NATIVE, TRITON) if measured.rows_of("loss", subject)]
+    subjects = REFERENCE, COMPILED, GRAM_FORM, COMPILED_GRAM_FORM, *ours
+    header = ["shape", *subjects, "× reference", "× Gram form"]
+    body = [
+        [
+            _shape(row),
+            *(_time(measured.found.get(("loss", name, subject))) for subject in subjects),
+            *(_times(row.get(f"times_faster_than_{rival}", "")) for rival in ("reference", "gram_form")),
+        ]
+        for name, row in measured.losses.items()
+    ]
+    return _table(header, body)
+
+
+def _floors(measured: Measured) -> str:
+    body = [
+        [
+            name,
+            _times(row["times_bare_bmm"]),
+            _times(row.get("times_gemms", "")),
+            _memory(measured.found.get(("loss", name, REFERENCE))),
+            _memory(measured.gram_form("loss", name)),
+            _memory(row),
+        ]
+        for name, row in measured.losses.items()
+    ]
+    memory = [f"MiB, {subject}" for subject in (REFERENCE, GRAM_FORM, "fused")]
+    return _table(["shape", "bmm(W, Σ)", "its GEMMs", *memory], body)
+
+
+def _functions(measured: Measured, rival: str) -> str:
+    """Speed-up of every function at every shape over a rival."""
+
+    def other(case: str, name: str) -> dict[str, str] | None:
+        return measured.gram_form(case, name) if rival == "gram_form" else measured.found.get((case, name, REFERENCE))
+
+    shapes = measured.shapes
+    body = [
+        [f"`{case}`", *(_speedup(other(case, name), measured.ours(case, name), rival) for name in shapes)]
+        for case in CASES
+        if case != "loss" and any(other(case, name) for name in shapes)
+    ]
+    return _table(["", *shapes], body)
+
+
+def _supervised(measured: Measured) -> str:
+    body = []
+    for name in SUPERVISED:
+        ours = measured.ours("cross_entropy", name)
+        if ours is not None:
+            released = measured.found.get(("cross_entropy", name, ISDA_FORM))
+            gram_form = measured.gram_form("cross_entropy", name)
+            body.append(
+                [
+                    _shape(ours),
+                    _time_and_ratio(released, ours, "isda"),
+                    _time_and_ratio(gram_form, ours, "gram_form"),
+                    _time(ours),
+                    _times(ours["times_gemms"]),
+                    " / ".join(map(_memory, (released, gram_form, ours))),
+                ]
+            )
+    header = ["batch", ISDA_FORM, GRAM_FORM, "fused", "relative to its GEMMs", "extra MiB"]
+    return _table(header, body)
+
+
 def _shape(row: dict[str, str]) -> str:
     kind = "" if row["covariance"] == "full" else ", diagonal Σ"
-    sizes = f"Bl {row['num_labeled']}, Bu {row['num_unlabeled']}, l {row['num_classes']}, d {row['num_features']}"
-    return f"{row['name']}: {sizes}{kind}"
+    supervised = row["num_unlabeled"] == "0"
+    batch = f"N {row['num_labeled']}" if supervised else f"Bl {row['num_labeled']}, Bu {row['num_unlabeled']}"
+    return f"{row['name']}: {batch}, l {row['num_classes']}, d {row['num_features']}{kind}"
 
 
 def _rounded(number: float) -> str:
@@ -170,15 +232,21 @@ def _times(value: str) -> str:
     return f"{_rounded(float(value))} ×" if value else ""
 
 
-def _memory(reference: dict[str, str] | None, ours: dict[str, str]) -> str:
-    sizes = [row["memory_mib"] for row in (reference, ours) if row is not None and row["memory_mib"]]
-    return " → ".join(f"{float(size):,.0f}" if float(size) >= 10 else f"{float(size):.1f}" for size in sizes) + " MiB"
+def _time_and_ratio(other: dict[str, str] | None, ours: dict[str, str], rival: str) -> str:
+    """Time of a rival and how many times faster we are, or in short why it was not timed."""
+    ratio = _times(ours.get(f"times_faster_than_{rival}", ""))
+    return _time(other).split(":")[0] + (f" ({ratio})" if ratio else "")
 
 
-def _speedup(eager: dict[str, str] | None, row: dict[str, str] | None) -> str:
-    if row is None or eager is None:
+def _memory(row: dict[str, str] | None) -> str:
+    size = row["memory_mib"] if row else ""
+    return (f"{float(size):,.0f}" if float(size) >= 10 else f"{float(size):.1f}") if size else "–"
+
+
+def _speedup(other: dict[str, str] | None, ours: dict[str, str] | None, rival: str) -> str:
+    if ours is None or other is None:
         return ""
-    return _times(row["times_faster_than_reference"]) or eager["note"].split(":")[0]
+    return _times(ours.get(f"times_faster_than_{rival}", "")) or other["note"].split(":")[0]
 
 
 def _table(header: list[str], body: list[list[str]]) -> str:

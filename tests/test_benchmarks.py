@@ -14,7 +14,18 @@ from benchmarks import measure as measuring
 from benchmarks.measure import Disagreement, largest_error, measure
 from benchmarks.problem import Problem
 from benchmarks.shapes import Shape
-from benchmarks.subjects import CASES, CLOSED_FORM, COMPILED, FLOOR, REFERENCE, Subject
+from benchmarks.subjects import (
+    CASES,
+    CLOSED_FORM,
+    COMPILED,
+    COMPILED_GRAM_FORM,
+    FLOOR,
+    GEMMS,
+    GRAM_FORM,
+    ISDA_FORM,
+    REFERENCE,
+    Subject,
+)
 from benchmarks.sweeps import exponent, points
 from benchmarks.timing import SLOW_SECONDS, Clock, interleaved
 
@@ -41,8 +52,13 @@ def test_every_case_is_measured_and_agrees(case: str, covariance: str) -> None:
     reference = by_subject[REFERENCE]
     assert reference["forward_ms"] > 0
     assert reference["times_faster_than_reference"] == 1
+    if GRAM_FORM in by_subject:
+        assert by_subject[GRAM_FORM]["times_faster_than_gram_form"] == 1
+        assert by_subject[CLOSED_FORM]["times_faster_than_gram_form"] > 0
+    if case == "cross_entropy":
+        assert by_subject[ISDA_FORM]["times_faster_than_isda"] == 1
     for name, row in by_subject.items():
-        if name == COMPILED:
+        if name in (COMPILED, COMPILED_GRAM_FORM):
             assert row["note"]
             assert row["step_ms"] == row["forward_ms"] == ""
         elif row["error"]:
@@ -66,9 +82,48 @@ def test_reference_that_does_not_fit_is_noted(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(measuring, "available_bytes", lambda device: 1000)
     rows = {row["subject"]: row for row in measure("loss", SMALL, CPU, seconds=0)}
     assert "does not fit" in rows[REFERENCE]["note"]
+    assert "does not fit" in rows[GRAM_FORM]["note"]
     assert rows[CLOSED_FORM]["times_faster_than_reference"] == ""
+    assert rows[CLOSED_FORM]["times_faster_than_gram_form"] == ""
     assert rows[CLOSED_FORM]["times_bare_bmm"] > 0
-    assert rows[FLOOR]["times_bare_bmm"] == 1
+    assert rows[FLOOR]["times_bare_bmm"] == rows[GEMMS]["times_gemms"] == 1
+
+
+def test_wrong_result_is_an_error_without_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(problem: Problem) -> dict[str, Subject]:
+        subjects = CASES["probit"](problem)
+        return {
+            CLOSED_FORM: subjects[CLOSED_FORM],
+            GRAM_FORM: Subject(lambda: [1.01 * subjects[GRAM_FORM].forward()[0]]),
+        }
+
+    monkeypatch.setattr(measuring, "CASES", {"probit": wrong})
+    with pytest.raises(Disagreement, match="Gram form differs from float64 by"):
+        measure("probit", SMALL, CPU, seconds=0)
+
+
+def test_speed_tables_compare_with_the_faster_gram_form() -> None:
+    row = dict.fromkeys(
+        ("run", "hardware", "torch", "note", "forward_ms", "times_bare_bmm", "times_faster_than_isda"), ""
+    )
+    row |= {"covariance": "full", "num_labeled": "64", "num_classes": "10", "num_features": "84"}
+    loss = row | {"case": "loss", "name": "fmnist", "num_unlabeled": "256", "times_faster_than_reference": "90"}
+    batch = row | {"case": "cross_entropy", "name": "cifar10-resnet110", "num_unlabeled": "0"}
+    ours = {"subject": CLOSED_FORM, "step_ms": "2", "memory_mib": "1", "times_gemms": "1.2"}
+    ours |= {"times_faster_than_gram_form": "3.5"}
+    rows = [
+        loss | ours,
+        loss | {"subject": REFERENCE, "step_ms": "180", "memory_mib": "90"},
+        loss | {"subject": GRAM_FORM, "step_ms": "9", "memory_mib": "8"},
+        loss | {"subject": COMPILED_GRAM_FORM, "step_ms": "7", "memory_mib": "6"},
+        batch | ours | {"times_faster_than_isda": "5", "times_faster_than_gram_form": ""},
+        batch | {"subject": ISDA_FORM, "step_ms": "10", "memory_mib": "4"},
+        batch | {"subject": GRAM_FORM, "step_ms": "", "memory_mib": "", "note": "does not fit: needs about 99 GiB"},
+    ]
+    assert "| fmnist (10 classes) | 180 ms (90 ×) | 7 ms (3.5 ×) | 2 ms | 90 / 6.0 / 1.0 |" in table.summary(rows)
+    page = table.render(rows)
+    assert "| 9 ms | 7 ms | 2 ms | 90 × | 3.5 × |" in page
+    assert "N 64, l 10, d 84 | 10 ms (5 ×) | does not fit | 2 ms | 1.2 × | 4.0 / – / 1.0 |" in page
 
 
 def test_nan_does_not_count_as_agreement() -> None:
@@ -138,6 +193,7 @@ def test_quick_mode_runs() -> None:
     ("arguments", "message"),
     [
         (["benchmarks", "--device", "cuda"], "torch found no GPU"),
+        (["benchmarks", "--shape", "cifar10-resnet110", "--case", "loss"], "has no unlabelled batch"),
         (["benchmarks.gpu_check"], "torch found no GPU"),
         (["benchmarks.table", "nowhere.csv"], "holds no rows"),
         (["benchmarks.table", "README.md"], "holds no rows of python -m benchmarks: no 'case'"),
