@@ -11,7 +11,17 @@ from typing import Any
 from plsp_train.command import explain_import
 from plsp_train.config import FREE_ON_RESUME, Config, build_config, import_plugins, read_config_file
 from plsp_train.data import DATASETS, Source
-from plsp_train.distributed import RankLost, is_main, one_rank_first, pick_device, print_error, process_group
+from plsp_train.distributed import (
+    RankLost,
+    is_main,
+    one_rank_first,
+    pick_device,
+    print_error,
+    process_group,
+    remember_start,
+    was_restarted,
+    will_restart,
+)
 from plsp_train.methods import METHODS
 from plsp_train.preparation import load_source, unused_data_settings
 from plsp_train.rules import PRESETS
@@ -87,6 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     try:
         given = (read_config_file(file) if file else {}) | options
+        resume = resume or _is_restart(given.get("out", ""))
         if resume:
             given = _resumed_settings(given)
         config = build_config(given)  # refuses invalid settings before anything is loaded
@@ -132,8 +143,9 @@ def _run(config: Config, source: Source, resume: bool, profile: bool) -> int:
     out = Path(config.out) if config.out else _fresh_directory(config)
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
-        if not resume and any((out / name).exists() for name in ("checkpoint.pt", "fold1")):
+        if not resume and _holds_run(out):
             raise ValueError(f"{out} already holds a run: add --resume to continue it, or choose another --out")
+        remember_start(out)
         return run(config, source, out, resume=resume, profile=profile)
 
 
@@ -146,13 +158,23 @@ def _resumed_settings(given: dict[str, Any]) -> dict[str, Any]:
     if not (Path(out) / "config.json").exists():
         raise ValueError(f"{out} holds no run to resume: it has no config.json")
     stored = read_config(Path(out)).to_json()
-    is_run = any((Path(out) / name).exists() for name in ("checkpoint.pt", "fold1"))
-    if not is_run:
+    if not _holds_run(Path(out)):
         raise ValueError(f"{out} has no checkpoint yet: run the same command again without --resume")
     changed = differences(stored, given, [name for name in given if name in stored and name not in FREE_ON_RESUME])
     if changed:
         raise ValueError(f"cannot resume {out} with other settings: {changed}")
     return stored | given
+
+
+def _holds_run(out: Path) -> bool:
+    return any((out / name).exists() for name in ("checkpoint.pt", "fold1"))
+
+
+def _is_restart(out: str) -> bool:
+    """Whether torchrun has restarted a run that has reached its first checkpoint."""
+    if will_restart() and not out:
+        raise ValueError("torchrun --max-restarts needs --out, the directory from which a restarted run resumes")
+    return was_restarted(Path(out)) and _holds_run(Path(out))
 
 
 def _fresh_directory(config: Config) -> Path:
