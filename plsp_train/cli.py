@@ -13,7 +13,17 @@ from plsp_train.command import explain_import
 from plsp_train.config import FREE_ON_RESUME, Config, build_config, import_plugins, read_config_file
 from plsp_train.data import DATASETS, Source
 from plsp_train.determinism import deterministic_algorithms
-from plsp_train.distributed import RankLost, is_main, one_rank_first, pick_device, print_error, process_group
+from plsp_train.distributed import (
+    RankLost,
+    is_main,
+    one_rank_first,
+    pick_device,
+    print_error,
+    process_group,
+    remember_start,
+    was_restarted,
+    will_restart,
+)
 from plsp_train.files import locked
 from plsp_train.methods import METHODS
 from plsp_train.preparation import load_source, unused_data_settings
@@ -90,6 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     try:
         given = (read_config_file(file) if file else {}) | options
+        resume = resume or _is_restart(given.get("out", ""))
         if resume:
             given = _resumed_settings(given)
         config = build_config(given)  # refuses invalid settings before anything is loaded
@@ -138,6 +149,7 @@ def _run(config: Config, source: Source, resume: bool, profile: bool) -> int:
     with locked(out):
         if not resume and _holds_run(out):
             raise ValueError(f"{out} already holds a run: add --resume to continue it, or choose another --out")
+        remember_start(out)
         return run(config, source, out, resume=resume, profile=profile)
 
 
@@ -160,6 +172,13 @@ def _resumed_settings(given: dict[str, Any]) -> dict[str, Any]:
 
 def _holds_run(out: Path) -> bool:
     return has_checkpoint(out) or (out / "fold1").exists()
+
+
+def _is_restart(out: str) -> bool:
+    """Whether torchrun has restarted a run that has reached its first checkpoint."""
+    if will_restart() and not out:
+        raise ValueError("torchrun --max-restarts needs --out, the directory from which a restarted run resumes")
+    return was_restarted(Path(out)) and _holds_run(Path(out))
 
 
 def _fresh_directory(config: Config) -> Path:

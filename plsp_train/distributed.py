@@ -12,10 +12,12 @@ Without torchrun, or with one rank, there is no process group and every function
 """
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -90,7 +92,7 @@ def process_group(device: torch.device) -> Iterator[None]:
     except RuntimeError as error:
         if not _is_communication_error(error):
             raise
-        reason = str(error).split(". ")[0].splitlines()[0]
+        reason = re.sub(r"^\[[^]]*\] ", "", str(error).splitlines()[0]).split(". ")[0]  # without gloo's source line
         raise RankLost(f"rank {dist.get_rank()} cannot reach the other ranks: {reason}") from None
     dist.destroy_process_group()
 
@@ -126,6 +128,26 @@ def from_all_ranks(*columns: Tensor) -> list[Tensor]:
     return list(columns) if group is None else gather_rows(group, *columns)
 
 
+def will_restart() -> bool:
+    """Whether torchrun starts the run again if a worker fails."""
+    return _by_torchrun() and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0
+
+
+def remember_start(out: Path) -> None:
+    """Note for restarts that this launch of torchrun trains into the directory."""
+    if will_restart():
+        _launch_store().set(_start_key(out), "")
+
+
+def was_restarted(out: Path) -> bool:
+    """Whether an earlier attempt of this launch of torchrun trained into the directory."""
+    return will_restart() and _launch_store().check([_start_key(out)])
+
+
+def _start_key(out: Path) -> str:
+    return f"plsp/start/{out.resolve()}"
+
+
 def print_error(text: str, *, is_consequence: bool = False) -> None:
     """Print an error once, however many ranks meet it. A consequence is printed only if no rank has named a cause."""
     if _is_first(text, is_consequence):
@@ -148,6 +170,14 @@ def _store() -> dist.Store:
     return _store_at(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])
 
 
+def _launch_store() -> dist.Store:
+    """The store of all attempts: each has its own prefix in it."""
+    store = _store()
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return store
+
+
 @cache
 def _store_at(address: str, port: str) -> dist.Store:
     store, _, _ = next(dist.rendezvous("env://"))
@@ -156,7 +186,11 @@ def _store_at(address: str, port: str) -> dist.Store:
 
 def _launched() -> bool:
     """Whether torchrun started this process as one of several."""
-    return dist.is_available() and dist.is_torchelastic_launched() and int(os.environ["WORLD_SIZE"]) > 1
+    return _by_torchrun() and int(os.environ["WORLD_SIZE"]) > 1
+
+
+def _by_torchrun() -> bool:
+    return dist.is_available() and dist.is_torchelastic_launched()
 
 
 def _local_rank() -> int:

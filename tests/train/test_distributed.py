@@ -283,6 +283,54 @@ def test_torchrun_starts_the_ranks(tmp_path) -> None:
     assert len(metrics(out)) == 1
 
 
+KILLER = """
+import os, signal
+from plsp_train.engine import Engine
+
+step = Engine._step
+
+def killed_once(self, stage, epoch):
+    first_attempt = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    if first_attempt and os.environ["RANK"] == "1" and (stage, epoch, self.steps_done + 1) == ("train", 2, 3):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(self, stage, epoch)
+
+Engine._step = killed_once
+"""
+
+
+def test_run_restarts_after_a_worker_of_another_node_is_killed(tmp_path, directory: Path) -> None:
+    """Two nodes on the loopback interface."""
+    (tmp_path / "killer.py").write_text(KILLER)
+    out = tmp_path / "out"
+    elastic = [
+        *("--nnodes", str(RANKS), "--nproc-per-node", "1", "--max-restarts", "3"),
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{_free_port()}", "--rdzv-id", "test"),
+    ]
+    command = [*TORCHRUN[:3], *elastic, "-m", "plsp_train", *SMALL, *UNEVEN, "--plugin", "killer", "--out", str(out)]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    nodes = [
+        subprocess.Popen(
+            command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(RANKS)
+    ]
+    outputs = [node.communicate() for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], outputs
+    text = "".join(output + errors for output, errors in outputs)
+    assert f"resuming {out} after 2 epochs and 0 steps" in text
+    assert text.count("cannot reach the other ranks") == 1
+    assert metrics(out) == metrics(directory / "plsp")
+
+
+def test_restarts_need_an_output_directory(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RUN_ID": "test", "MAX_RESTARTS": "3"}.items():
+        monkeypatch.setenv(f"TORCHELASTIC_{name}", value)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert main([]) == 2
+    assert "--max-restarts needs --out" in capsys.readouterr().err
+
+
 def test_error_that_all_ranks_meet_is_printed_once(tmp_path) -> None:
     done = subprocess.run([*TORCHRUN, "--lr", "-1"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode != 0
