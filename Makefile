@@ -81,8 +81,8 @@ fuzz: $(STAMP)
 audit: $(STAMP)
 	$(PYTHON) -m venv $(VENV_AUDIT)
 	$(VENV_AUDIT)/bin/python -m pip install --quiet pip-audit pip-licenses
-	$(VENV_AUDIT)/bin/python -m pip_audit --disable-pip --require-hashes --requirement requirements-dev.lock
-	$(VENV_AUDIT)/bin/python -m pip_audit --disable-pip --no-deps --requirement requirements-torch.lock
+	$(VENV_AUDIT)/bin/python -m pip_audit --strict --disable-pip --require-hashes --requirement requirements-dev.lock
+	$(VENV_AUDIT)/bin/python -m pip_audit --strict --disable-pip --no-deps --requirement requirements-torch.lock
 	$(VENV_AUDIT)/bin/python -m piplicenses --python $(RUN) --order license
 
 gpu-check: $(STAMP)

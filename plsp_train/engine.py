@@ -249,8 +249,14 @@ class Engine:
                 save_model(self.out / f"model_{criterion}.pt", self.model_file())
 
     def _step(self, stage: str, epoch: int) -> Iteration:
-        with self._autocast():
-            step = self.forward(stage, epoch)
+        try:
+            with self._autocast():
+                step = self.forward(stage, epoch)
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            message = "batch normalisation cannot train on a batch of one: raise the batch sizes, or use --model linear"
+            raise ValueError(message) from None
         # Free on a CPU, a host sync on a GPU, where _means() finds it instead. A scaler skips steps that overflow.
         scales = self.scaler.is_enabled()
         if self.device.type == "cpu" and not scales and not math.isfinite(step.loss.item()):

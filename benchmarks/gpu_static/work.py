@@ -71,7 +71,7 @@ def _state_bytes(launch: ahead_of_time.Launch) -> dict[str, int]:
         return {"assigned_ptr": 2 * 8 * entries, "counts_ptr": 2 * 2 * 8 * entries, "candidates_ptr": entries}
     if name not in ("_covariance_update_kernel", "_mean_update_kernel"):
         return {}
-    slots, d, itemsize = launch.grid[0], a["num_features"], a["batch_mean_ptr"].element_size()
+    slots, d, itemsize = launch.grid[0], a["num_features"], a["shift_ptr"].element_size()
     row = slots * d * itemsize
     if name == "_covariance_update_kernel":  # half of a symmetric Σ is read, all of it written
         return {"covariance_ptr": row * (d + 1) // 2 + row * d, "count_ptr": 8 * slots}

@@ -68,14 +68,15 @@ def _mean_update_kernel(
         for start in range(0, num_samples, BLOCK_N):
             n = start + tl.arange(0, BLOCK_N)
             of_class = tl.load(labels_ptr + n, mask=n < num_samples, other=-1) == y
-            finite = of_class.to(tl.int32)
+            zero = tl.zeros((BLOCK_N,), DTYPE)
             rows_ptr = features_ptr + n.to(tl.int64)[:, None] * stride_features
             for first in range(0, num_features, BLOCK_D):
                 d = first + tl.arange(0, BLOCK_D)
                 wanted = of_class[:, None] & (d[None, :] < num_features)
                 rows = tl.load(rows_ptr + d[None, :], mask=wanted, other=0.0).to(DTYPE)
-                finite = tl.minimum(finite, tl.min((tl.abs(rows) < float("inf")).to(tl.int32), 1))
-            tl.store(finite_ptr + n, finite.to(tl.int8), mask=of_class)
+                zero += tl.sum(rows - rows, 1)  # NaN if a value is not finite
+            finite = (of_class & (zero == 0.0)).to(tl.int32)
+            tl.store(finite_ptr + n, finite.to(tl.int64), mask=of_class)
             members += tl.sum(finite, 0)
         skipped = tl.load(skipped_ptr + y)
         tl.debug_barrier()  # threads read what others have written, and all have read what one of them overwrites
@@ -194,7 +195,8 @@ def covariance_update(
     diagonal, num_slots = covariance.dim() == 2, min(num_samples, num_classes)
     batch_mean, shift = mean.new_empty((2, 0 if diagonal else num_slots, num_features))
     members = labels.new_empty(num_slots, dtype=torch.int32)
-    finite = labels.new_empty(num_samples, dtype=torch.int8)
+    # Triton derives the layout of a product's operands from the narrowest load before it: as wide as float64.
+    finite = labels.new_empty(num_samples, dtype=torch.int64)
     scratch = batch_mean, shift, members, finite
     batch = features, labels.contiguous(), num_samples, num_classes, num_features, features.stride(0)
     blocks = tiles.mean_blocks(num_features)

@@ -180,6 +180,7 @@ def _find_fashion_mnist(root: Path) -> list[Path] | None:
 
 
 _READ_SIZE = 1 << 24
+_MOST_DIMS = 32  # of NumPy's arrays, in all versions
 
 
 def read_idx(path: Path) -> np.ndarray:
@@ -199,7 +200,7 @@ def read_idx(path: Path) -> np.ndarray:
 def _read_idx(path: Path, file: BufferedIOBase) -> np.ndarray:
     """Read what the header claims, and no more: a gzip file may unpack to any size."""
     start = file.read(4)
-    num_dims = start[3] if start[:3] == b"\0\0\x08" and len(start) == 4 else 0
+    num_dims = start[3] if start[:3] == b"\0\0\x08" and len(start) == 4 and start[3] <= _MOST_DIMS else 0
     shape = np.frombuffer(file.read(4 * num_dims).ljust(4 * num_dims, b"\0"), dtype=">u4").tolist()
     size = math.prod(shape)
     check_room(path, size)

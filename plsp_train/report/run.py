@@ -12,6 +12,9 @@ from plsp_train.results import Results, load_results
 from plsp_train.runs import method_of, read_config, read_json
 
 
+_LARGEST = 1e100  # of a metric; charts compute with differences and squares
+
+
 @dataclass(frozen=True, eq=False)
 class Run:
     title: str
@@ -145,4 +148,8 @@ def _parse_epoch(line: str, place: str) -> dict[str, Any]:
         raise ValueError(f"cannot read {place}: {error}") from None
     if not isinstance(metrics, dict) or not isinstance(metrics.get("epoch"), int):
         raise ValueError(f"cannot read {place}: it must hold the metrics of an epoch")
+    for name, value in metrics.items():
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, int | float) and abs(number) > _LARGEST:
+                raise ValueError(f"cannot read {place}: {name} is {number}")
     return metrics

@@ -1,5 +1,6 @@
 """Finished runs and their scores."""
 
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,17 +55,19 @@ class FinishedRun(NamedTuple):
 
     def score(self, metric: str, select: str) -> float:
         if select in CRITERIA:
-            return self._selected(select)[metric]
-        return self._entry(metric + {"last10": "_last10", "last": ""}[select])
+            return self._number(self._selected(select), metric)
+        name = metric + {"last10": "_last10", "last": ""}[select]
+        return self._number({name: self._entry(name)}, name)
 
     def criterion(self, select: str) -> float:
         """The value of a criterion, which needs no clean labels."""
-        return self._selected(select)["value"]
+        return self._number(self._selected(select), "value")
 
     def seconds(self, stage: str) -> float | None:
         """Duration of the stage; None if the method has no such stage."""
         ends, start = self._entry("seconds_at_end_of"), 0.0
-        for name, end in ends.items():
+        for name in ends if isinstance(ends, dict) else ():
+            end = self._number(ends, name)
             if name == stage:
                 return end - start
             start = end
@@ -78,6 +81,12 @@ class FinishedRun(NamedTuple):
                 f"train with --validation-fraction, or use --select last10"
             )
         return selected
+
+    def _number(self, entries: Any, name: str) -> float:
+        value = entries.get(name) if isinstance(entries, dict) else None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ValueError(f"{self.directory / 'summary.json'}: {name} must be a finite number, got {value!r}")
+        return value
 
     def _entry(self, name: str) -> Any:
         if name not in self.summary and "_f1" in name and "versions" in self.summary:

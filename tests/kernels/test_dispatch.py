@@ -73,18 +73,18 @@ class TestAuto:
 
     def test_small_covariance_updates_use_native(self):
         statistics = plsp_kernels.SemanticCovariance(3, 512)
-        state = statistics.covariance, statistics.mean, statistics.count
+        state = tuple(statistics.buffers())
         small, large = torch.empty(8, 512), torch.empty(9, 512)
-        assert dispatch.for_update("auto", *state, small) == ("native" if native.VERSIONS else "torch")
-        assert dispatch.for_update("auto", *state, large) == "torch"
+        assert dispatch.for_update("auto", state, small) == ("native" if native.VERSIONS else "torch")
+        assert dispatch.for_update("auto", state, large) == "torch"
 
     @pytest.mark.parametrize("impl", ["native", "torch", "reference"])
     def test_state_updates_without_an_implementation_of_their_own_use_operators(self, impl):
         statistics = plsp_kernels.SemanticCovariance(3, 5).double()
-        state = statistics.covariance, statistics.mean, statistics.count
+        state = tuple(statistics.buffers())
         assert dispatch.for_curriculum(impl, statistics.count) == "torch"
         if impl != "native":
-            assert dispatch.for_update(impl, *state, torch.empty(8, 5)) == "torch"
+            assert dispatch.for_update(impl, state, torch.empty(8, 5)) == "torch"
 
 
 class TestExplicitChoice:

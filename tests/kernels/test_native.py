@@ -90,7 +90,7 @@ class TestRefusal:
         assert native.step_refusal(step) is None
 
     def test_other_devices_are_refused(self):
-        step, state = make_step(), [torch.zeros(3, 4, device="meta"), torch.zeros(3, 4), torch.zeros(3).long()]
+        step, state = make_step(), [torch.zeros(3, 4, device="meta"), torch.zeros(3, 4), *torch.zeros(2, 3).long()]
         assert native.step_refusal(step._replace(weight=step.weight.to("meta"))) == "inputs on meta"
         assert native.labels_refusal(step.weak_logits.to("meta")) == "inputs on meta"
         assert native.update_refusal(*state, torch.zeros(2, 4)) == "inputs on meta"
@@ -114,14 +114,16 @@ class TestRefusal:
     @pytest.mark.parametrize("kind", KINDS)
     def test_statistics_must_be_contiguous_float32(self, kind):
         shape = (3, 4, 4) if kind == "full" else (3, 4)
-        state, features = [torch.zeros(shape), torch.zeros(3, 4), torch.zeros(3, dtype=torch.int64)], torch.zeros(2, 4)
-        spread = [torch.zeros(*shape, 2)[..., 0], torch.zeros(3, 4, 2)[..., 0], torch.zeros(6, dtype=torch.int64)[::2]]
+        state, features = [torch.zeros(shape), torch.zeros(3, 4), *torch.zeros(2, 3).long()], torch.zeros(2, 4)
+        spread = [torch.zeros(*shape, 2)[..., 0], torch.zeros(3, 4, 2)[..., 0], *torch.zeros(2, 6).long()[:, ::2]]
         assert native.update_refusal(*state, features) is None
-        for i in range(3):
+        for i in range(4):
             changed = [*state[:i], spread[i], *state[i + 1 :]]
             assert native.update_refusal(*changed, features) == "statistics that are not contiguous"
         assert native.update_refusal(state[0].double(), *state[1:], features) == "float64 inputs"
-        assert native.update_refusal(state[0], state[1].half(), state[2], features) == "statistics that are not float32"
+        assert (
+            native.update_refusal(state[0], state[1].half(), *state[2:], features) == "statistics that are not float32"
+        )
 
     def test_large_batches_are_left_to_operators(self):
         step, most = make_step(4, 4, 4), native.MOST_PAIRS // 32
@@ -138,16 +140,16 @@ class TestRefusal:
     @pytest.mark.parametrize("kind", KINDS)
     def test_large_updates_are_left_to_operators(self, kind):
         state = plsp_kernels.SemanticCovariance(2, 512, kind)
-        assert native.update_pays(*state.buffers(), torch.empty(8, 512))
-        assert native.update_pays(*state.buffers(), torch.empty(9, 512)) == (kind == "diagonal")
+        assert native.update_pays(state.covariance, torch.empty(8, 512))
+        assert native.update_pays(state.covariance, torch.empty(9, 512)) == (kind == "diagonal")
 
     @pytest.mark.parametrize("dynamic", [False, True])
     def test_refusals_can_be_compiled(self, dynamic):
         def ask(*fields):
             step = Step(*fields)
             served = native.step_refusal(step) is None and native.step_pays(step)
-            update = step.covariance, step.weight, step.labels, step.weight
-            served = served and native.update_refusal(*update) is None and native.update_pays(*update)
+            update = step.covariance, step.weight, step.labels, step.labels, step.weight
+            served = served and native.update_refusal(*update) is None and native.update_pays(update[0], update[-1])
             return step.weight + (1 if served and native.labels_refusal(step.weak_logits) is None else 2)
 
         step = make_step()

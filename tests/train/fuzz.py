@@ -69,7 +69,7 @@ VALUES: tuple[Any, ...] = (
 
 
 class TooSlow(BaseException):
-    """An input took longer than SECONDS. Not an Exception, so that no reader catches it."""
+    """An input took more than SECONDS of processor time. Not an Exception, so that no reader catches it."""
 
 
 class Payload:
@@ -640,8 +640,9 @@ def attempt(read: Callable[[Path], object], path: Path, names_file: bool = True)
     def too_slow(*_: object) -> None:
         raise TooSlow
 
-    signal.signal(signal.SIGALRM, too_slow)
-    signal.alarm(SECONDS)
+    # Of processor time, which other programs do not stretch.
+    signal.signal(signal.SIGPROF, too_slow)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         read(path)
     except TooSlow:
@@ -653,7 +654,7 @@ def attempt(read: Callable[[Path], object], path: Path, names_file: bool = True)
                 f"{refusal}: {type(error).__name__}: {error}\n{''.join(traceback.format_tb(error.__traceback__)[-3:])}"
             )
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
     return f"code was executed: {Payload.path} exists" if os.path.exists(Payload.path) else None
 
 

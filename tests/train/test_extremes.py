@@ -136,9 +136,17 @@ def test_extreme_data_train_with_every_method(
 def test_batches_of_one(tmp_path: Path, method: str, capsys: pytest.CaptureFixture[str]) -> None:
     np.savez(tmp_path / "data.npz", features=_features(4), candidates=_sets(4))
     ones = [f"--{name}=1" for name in ("batch-size", "pretrain-batch", "labeled-batch", "unlabeled-batch", "k")]
-    out = tmp_path / "run"
-    assert main(["--dataset", f"{tmp_path}/data.npz", "--method", method, *QUICK, *ones, "--out", str(out)]) == 0
+    out, common = tmp_path / "run", ["--dataset", f"{tmp_path}/data.npz", "--method", method, *QUICK, *ones]
+    assert main([*common, "--model", "linear", "--out", str(out)]) == 0
     _assert_no_trace_of_nan(out)
+    capsys.readouterr()
+    assert main([*common, "--model", "mlp", "--out", str(tmp_path / "mlp")]) == 2
+    assert "batch normalisation cannot train on a batch of one" in _error(capsys)
+
+
+def _error(capsys: pytest.CaptureFixture[str]) -> str:
+    """What was printed as an error, without warnings of settings that have no effect."""
+    return "".join(line for line in capsys.readouterr().err.splitlines(keepends=True) if "warning:" not in line)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -150,7 +158,7 @@ def test_odd_image_sizes_train_or_say_what_fits(
     np.savez(tmp_path / "data.npz", images=images, candidates=_sets(6))
     quick = [*QUICK, "--epochs", "1", "--iterations", "1", "--pretrain-epochs", "0"]
     code = main(["--dataset", f"{tmp_path}/data.npz", "--model", model, *quick, "--out", str(tmp_path / "run")])
-    error = capsys.readouterr().err
+    error = _error(capsys)
     assert code == 0 or (code == 2 and error.count("\n") == 1), error
 
 
