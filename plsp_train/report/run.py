@@ -11,7 +11,6 @@ from plsp_train.config import Config
 from plsp_train.results import Results, load_results
 from plsp_train.runs import method_of, read_config, read_json
 
-
 _LARGEST = 1e100  # of a metric; charts compute with differences and squares
 
 
