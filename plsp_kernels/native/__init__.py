@@ -141,6 +141,8 @@ def covariance_update(
     covariance: Tensor, mean: Tensor, count: Tensor, skipped: Tensor, features: Tensor, labels: Tensor
 ) -> None:
     """Same as torch_impl.covariance_update. The statistics are updated in place and must be contiguous."""
+    if (labels == -1).any():
+        features, labels = features[labels != -1], labels[labels != -1]
     num_classes, num_features = _sizes("mean", mean, 2)
     num_samples, diagonal = _sizes("features", features, 2)[0], covariance.dim() == 2
     covariance_shape = (num_classes, num_features) if diagonal else (num_classes, num_features, num_features)

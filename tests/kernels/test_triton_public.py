@@ -84,7 +84,7 @@ def test_opcheck_passes() -> None:
     gram, product = torch.ops.plsp.class_gram(problem.weight, problem.covariance, problem.labels, True, "torch")
     rows = problem.labeled_logits, gram, torch.arange(2, device=DEVICE), numbers[0]
     log_odds = torch.ops.plsp.log_odds(*rows, "torch")
-    target = torch.ops.plsp.target_log_odds(*rows, problem.labels, "torch")
+    labeled = problem.labeled_logits, problem.weight, problem.covariance, problem.labels
     views = problem.labeled_logits, problem.weak_logits.half(), problem.strong_logits
     step = *views, problem.weight, problem.covariance, problem.labels, problem.candidates
     upstream = torch.tensor([0.5, 0.0, 2.0], device=DEVICE)
@@ -94,8 +94,7 @@ def test_opcheck_passes() -> None:
         "class_gram_backward": (gram + gram.mT, problem.weight, problem.covariance, problem.labels, product),
         "log_odds": rows,
         "log_odds_backward": (*rows, log_odds, log_odds, True, True),
-        "target_log_odds": (*rows, problem.labels),
-        "target_log_odds_backward": (*rows, problem.labels, target, target, True, True),
+        "cross_entropy": (*labeled, problem.class_thresholds, numbers[0], 0.1, -100, "mean", None, True, True),
         "probit_probabilities": (*rows, 1.2),
         "upper_bound": (*step, None, None, problem.class_thresholds, *numbers, 1.2, True, upstream, True, True),
     }
