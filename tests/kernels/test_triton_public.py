@@ -147,13 +147,23 @@ class PeakMemory(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize(("shape", "mebibytes"), [("cifar100", 64), ("large", 512), ("large-diagonal", 512)])
-def test_extra_memory_of_a_step_stays_within_the_budget(shape: str, mebibytes: int) -> None:
+@pytest.mark.parametrize(
+    ("function", "shape", "mebibytes"),
+    [
+        (LOSS, "cifar100", 64),
+        (LOSS, "large", 512),
+        (LOSS, "large-diagonal", 512),
+        ("semantic_cross_entropy", "cifar100", 32),
+        ("semantic_cross_entropy", "large", 64),
+        ("semantic_cross_entropy", "large-diagonal", 96),
+    ],
+)
+def test_extra_memory_stays_within_the_budget(function: str, shape: str, mebibytes: int) -> None:
     def launch(*args: Any, **options: Any) -> None:
         """Unlike the recorder, keep no reference to the arguments."""
 
     with PeakMemory() as memory, recording(), mock.patch.object(tiles, "launch", launch):
-        call(LOSS, SHAPES[shape], "float32", "triton")
+        call(function, SHAPES[shape], "float32", "triton")
     num_classes, num_features, kind = SHAPES[shape][3:]
     covariance = 4 * num_classes * num_features * (num_features if kind == "full" else 1)
     assert memory.peak - covariance <= mebibytes * 2**20
