@@ -281,7 +281,7 @@ def semantic_cross_entropy(
 
 def batch_loss(batch: LabeledBatch, impl: str) -> Tensor:
     """Compute the semantic cross-entropy of a batch that has been checked."""
-    impl = dispatch.for_rows(impl, batch.weight)
+    impl = dispatch.for_batch(impl, batch)
     class_weight = None if batch.class_weight is None else batch.class_weight.detach()
     batch = batch_replace(batch, covariance=batch.covariance.detach(), class_weight=class_weight)
     if impl != "reference":

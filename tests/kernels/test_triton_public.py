@@ -75,6 +75,26 @@ def test_gradients_have_the_dtype_of_their_inputs(dtype: torch.dtype) -> None:
     assert_close(found, wanted, 4 * torch.finfo(dtype).eps)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_cross_entropy_and_gradients_equal_the_closed_form(dtype: torch.dtype, reduction: str) -> None:
+    problem = problem_of(dtype).leaves(("weak_logits", "weight"))
+
+    def run(impl: str) -> dict[str, Tensor]:
+        losses = plsp_kernels.semantic_cross_entropy(
+            *(problem.weak_logits, problem.weight, problem.covariance, problem.pseudo_labels),
+            strength=0.3,
+            class_weight=problem.class_thresholds,
+            label_smoothing=0.1,
+            reduction=reduction,
+            impl=impl,
+        )
+        weights = torch.arange(losses.numel(), device=DEVICE).view(losses.shape) - 2.5
+        return problem.gradients((losses * weights).sum(), ("weak_logits", "weight")) | {"losses": losses.detach()}
+
+    assert_close(run("triton"), run("torch"), 1e-12 if dtype == torch.float64 else 4 * torch.finfo(dtype).eps)
+
+
 # Operators and compilation
 
 
