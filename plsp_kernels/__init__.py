@@ -8,13 +8,19 @@ from plsp_kernels.functional import (
     semantic_log_softmax,
     semantic_upper_bound_loss,
 )
-from plsp_kernels.modules import CurriculumThreshold, SemanticCovariance, SemanticUpperBoundLoss
+from plsp_kernels.modules import (
+    CurriculumThreshold,
+    SemanticCovariance,
+    SemanticCrossEntropyLoss,
+    SemanticUpperBoundLoss,
+)
 from plsp_kernels.semantic_loss import SemanticLoss
 from plsp_kernels.version import __version__
 
 __all__ = [
     "CurriculumThreshold",
     "SemanticCovariance",
+    "SemanticCrossEntropyLoss",
     "SemanticLoss",
     "SemanticUpperBoundLoss",
     "__version__",

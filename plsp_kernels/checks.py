@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from plsp_kernels.batch import REDUCTIONS, LabeledBatch
+from plsp_kernels.batch import replace as batch_replace
 from plsp_kernels.step import Step, replace
 
 _ROUNDING = 1e-5  # relative, of statistics in float32
@@ -51,14 +53,23 @@ def instance_numbers(name: str, value: object, shape: Sequence[int | str], num_i
 
 
 def _numbers(name: str, value: object, shape: Sequence[int | str], limit: int, kind: str, like: Tensor) -> Tensor:
+    found = _integers(name, value, shape, like)
+    _in_range(name, found, limit, kind)
+    return found
+
+
+def _integers(name: str, value: object, shape: Sequence[int | str], like: Tensor) -> Tensor:
     found = _shaped(name, value, shape, like)
     if found.dtype == torch.bool or found.is_floating_point() or found.is_complex():
         raise TypeError(f"{name} must be a tensor of integers, got {found.dtype}; call .long()")
+    return found.long()
+
+
+def _in_range(name: str, found: Tensor, limit: int, kind: str) -> None:
     if looks_at_values(found) and found.numel():
         low, high = (int(value) for value in found.aminmax())
         if low < 0 or high >= limit:
             raise ValueError(f"{name} must lie in [0, {limit}) for {limit} {kind}, got values from {low} to {high}")
-    return found.long()
 
 
 def candidate_sets(name: str, value: Tensor, shape: Sequence[int | str], like: Tensor) -> None:
@@ -190,6 +201,26 @@ def step(given: Step) -> Step:
     if given.labeled_candidates is not None:
         candidate_sets("labeled_candidates", given.labeled_candidates, (num_labeled, num_classes), weight)
     return replace(given, **changes)
+
+
+def labeled_batch(given: LabeledBatch) -> LabeledBatch:
+    """Check a labelled batch and return it with int64 labels and Python's numbers; `scalar` has checked λ."""
+    weight = tensor("weight", given.weight)
+    floating("logits", given.logits, ("N", "l"), weight)
+    num_samples, num_classes = given.logits.shape
+    classifier(weight, given.covariance, num_classes)
+    if not isinstance(given.ignore_index, Integral):
+        raise TypeError(f"ignore_index must be an integer, got {type(given.ignore_index).__name__}")
+    labels = _integers("labels", given.labels, (num_samples,), weight)
+    if looks_at_values(labels):
+        _in_range("labels", labels[labels != given.ignore_index], num_classes, "classes")
+    if given.class_weight is not None:
+        floating("class_weight", given.class_weight, (num_classes,), weight)
+    number("label_smoothing", given.label_smoothing, 0, 1)
+    if given.reduction not in REDUCTIONS:
+        raise ValueError(f"reduction must be one of {', '.join(map(repr, REDUCTIONS))}, got {given.reduction!r}")
+    smoothing, ignore_index = _plain(given.label_smoothing), int(given.ignore_index)
+    return batch_replace(given, labels=labels, label_smoothing=smoothing, ignore_index=ignore_index)
 
 
 def _class_thresholds(name: str, value: Tensor, num_classes: int, like: Tensor) -> None:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from plsp_kernels import native
+from plsp_kernels.batch import LabeledBatch
 from plsp_kernels.step import Step
 
 IMPLEMENTATIONS = ("auto", "triton", "native", "torch", "reference")
@@ -32,6 +33,11 @@ _PACKAGES = {"triton": "triton_impl", "native": "native", "torch": "torch_impl"}
 def for_step(impl: str, step: Step) -> str:
     """Resolve `impl` for a whole step of the loss."""
     return _resolve(impl, step.weight, lambda: native.step_refusal(step), lambda: native.step_pays(step))
+
+
+def for_batch(impl: str, batch: LabeledBatch) -> str:
+    """Resolve `impl` for the semantic cross-entropy."""
+    return _resolve(impl, batch.weight, lambda: native.batch_refusal(batch), lambda: native.batch_pays(batch))
 
 
 def for_rows(impl: str, weight: Tensor) -> str:

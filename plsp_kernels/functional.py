@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from plsp_kernels import checks, dispatch, ops, reference
+from plsp_kernels.batch import LabeledBatch
+from plsp_kernels.batch import replace as batch_replace
 from plsp_kernels.ops.registration import without_autocast
 from plsp_kernels.rows import Rows, class_slots
 from plsp_kernels.semantic_loss import SemanticLoss
@@ -192,7 +194,7 @@ def semantic_log_softmax(
         result = _reference(reference.semantic_log_softmax, logits, weight, covariance, classes, strength=strength)
         return result.to(logits.dtype)
     rows = _rows(logits, weight, covariance, classes, scale, impl)
-    return F.logsigmoid(ops.LogOdds.apply(*rows, None, impl)).to(logits.dtype)
+    return F.logsigmoid(ops.LogOdds.apply(*rows, impl)).to(logits.dtype)
 
 
 def semantic_cross_entropy(
@@ -202,15 +204,21 @@ def semantic_cross_entropy(
     labels: Tensor,
     *,
     strength: float | Tensor,
+    class_weight: Tensor | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
     reduction: str = "mean",
     impl: str = "auto",
 ) -> Tensor:
     """Compute the upper bound of the cross-entropy under the semantic transformation, equation (14).
 
+    This is the loss of implicit semantic data augmentation (ISDA). The options are those of
+    `torch.nn.functional.cross_entropy`.
+
     Parameters
     ----------
     logits : Tensor of shape (N, l)
-        Logits z = W a + b.
+        Logits z = W a + b. A bias needs no further treatment: the transformation does not change it.
     weight : Tensor of shape (l, d)
         Weight W of the classifier.
     covariance : Tensor of shape (l, d, d) or (l, d)
@@ -219,8 +227,14 @@ def semantic_cross_entropy(
         Labels. Each row uses the covariance of its label.
     strength : float or Tensor of shape ()
         Strength λ of the semantic transformation. At 0 this is `cross_entropy`.
+    class_weight : Tensor of shape (l,), optional
+        Weight of every class, the argument `weight` of `cross_entropy`. It carries no gradient.
+    ignore_index : int
+        Rows with this label have no loss and no gradient.
+    label_smoothing : float
+        Share in [0, 1] of the target that is spread evenly over all classes.
     reduction : {'mean', 'sum', 'none'}
-        The mean of an empty batch is zero.
+        The mean is weighted by `class_weight`. Unlike that of `cross_entropy`, the mean of no rows is zero.
     impl : {'auto', 'triton', 'native', 'torch', 'reference'}
         Implementation to use.
 
@@ -228,6 +242,15 @@ def semantic_cross_entropy(
     -------
     Tensor of shape () or (N,)
         The loss, differentiable with respect to logits and weight.
+
+    Notes
+    -----
+    With label smoothing, too, the result is an upper bound of the expected loss. Only the sum over classes is bounded:
+    the expectation of the logits in the targets is known. `cross_entropy` of ISDA's augmented logits would use these in
+    the targets as well and is not a bound.
+
+    The forward pass also computes the gradients. Without reduction they depend on the upstream gradient, and the
+    backward computes the batch again.
 
     Examples
     --------
@@ -242,25 +265,30 @@ def semantic_cross_entropy(
     >>> semantic_cross_entropy(logits, weight, covariance, labels, strength=1.0, reduction="none").shape
     torch.Size([2])
     """
-    if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
-    labels = _check_samples(logits, weight, covariance, "labels", labels)
-    scale, impl = checks.scalar("strength", strength, weight, 0), dispatch.for_rows(impl, weight)
-    if impl == "reference":
-        return _reference(
-            reference.semantic_cross_entropy,
-            logits,
-            weight,
-            covariance,
-            labels,
-            strength=strength,
-            reduction=reduction,
-        )
-    rows = _rows(logits, weight, covariance, labels, scale, impl)
-    losses = -F.logsigmoid(ops.LogOdds.apply(*rows, labels, impl))
-    if reduction == "none":
-        return losses
-    return losses.sum() if reduction == "sum" else losses.sum() / max(losses.shape[0], 1)
+    batch = LabeledBatch(
+        logits,
+        weight,
+        covariance,
+        labels,
+        class_weight,
+        checks.scalar("strength", strength, weight, 0),
+        label_smoothing,
+        ignore_index,
+        reduction,
+    )
+    return batch_loss(checks.labeled_batch(batch), impl)
+
+
+def batch_loss(batch: LabeledBatch, impl: str) -> Tensor:
+    """Compute the semantic cross-entropy of a batch that has been checked."""
+    impl = dispatch.for_batch(impl, batch)
+    class_weight = None if batch.class_weight is None else batch.class_weight.detach()
+    batch = batch_replace(batch, covariance=batch.covariance.detach(), class_weight=class_weight)
+    if impl != "reference":
+        return ops.cross_entropy(batch, impl)
+    logits, weight = _compute_dtype(batch.logits, batch.weight)
+    batch = batch_replace(batch, logits=logits, weight=weight)
+    return without_autocast(weight.device.type, reference.semantic_cross_entropy, batch)
 
 
 @torch.no_grad()

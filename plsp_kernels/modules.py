@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from plsp_kernels import checks, dispatch, ops
+from plsp_kernels.batch import REDUCTIONS, LabeledBatch
 from plsp_kernels.curriculum import CurriculumBatch
-from plsp_kernels.functional import PAPER_BETA, step_loss
+from plsp_kernels.functional import PAPER_BETA, batch_loss, step_loss
 from plsp_kernels.gathering import gather_rows
 from plsp_kernels.semantic_loss import SemanticLoss
 from plsp_kernels.step import Step
@@ -106,7 +107,7 @@ class SemanticCovariance(nn.Module):
 
     @torch.no_grad()
     def _take_in(self, features: Tensor, labels: Tensor, impl: str = "auto") -> None:
-        """Update the statistics with a batch that has been checked."""
+        """Update the statistics with a batch that has been checked. Rows with label -1 are left out."""
         state = self.covariance, self.mean, self.count, self.skipped
         ops.covariance_update(*state, features, labels, dispatch.for_update(impl, state, features))
 
@@ -215,6 +216,130 @@ class CurriculumThreshold(nn.Module):
             f"num_instances={self.assigned.shape[0]}, num_classes={self.count.shape[0] - 1}, "
             f"threshold={self.threshold}, mapping={self.mapping!r}"
         )
+
+
+class SemanticCrossEntropyLoss(nn.Module):
+    """Cross-entropy under the semantic transformation together with its class covariances: the loss of ISDA.
+
+    Parameters
+    ----------
+    num_classes : int
+        Number of classes l.
+    num_features : int
+        Number of features d, the input size of the classifier.
+    covariance : {'full', 'diagonal'}
+        Kind of the class covariances; see `SemanticCovariance`.
+    class_weight : Tensor of shape (l,), optional
+        Weight of every class, the argument `weight` of `torch.nn.CrossEntropyLoss`.
+    ignore_index : int
+        Rows with this label have no loss and do not enter the covariances.
+    label_smoothing : float
+        Share in [0, 1] of the target that is spread evenly over all classes.
+    reduction : {'mean', 'sum', 'none'}
+        As in `semantic_cross_entropy`.
+    impl : {'auto', 'triton', 'native', 'torch', 'reference'}
+        Implementation to use.
+
+    Notes
+    -----
+    In training mode, a call updates the class covariances with the features, then computes the loss. In evaluation mode
+    it changes no state. The caller schedules `strength`: the authors of ISDA raise it linearly from 0.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from plsp_kernels import SemanticCrossEntropyLoss
+    >>> _ = torch.manual_seed(0)
+    >>> backbone, classifier = torch.nn.Linear(8, 5), torch.nn.Linear(5, 3)
+    >>> criterion = SemanticCrossEntropyLoss(num_classes=3, num_features=5)
+    >>> features, labels = backbone(torch.randn(4, 8)), torch.tensor([0, 2, 2, 0])
+    >>> loss = criterion(classifier(features), classifier.weight, labels, features=features, strength=0.5)
+    >>> loss.backward()
+    >>> criterion.covariance.count.tolist()
+    [2, 0, 2]
+    """
+
+    class_weight: Tensor | None
+
+    def __init__(
+        self,
+        num_classes: int,
+        num_features: int,
+        covariance: str = "full",
+        *,
+        class_weight: Tensor | None = None,
+        ignore_index: int = -100,
+        label_smoothing: float = 0.0,
+        reduction: str = "mean",
+        impl: str = "auto",
+    ) -> None:
+        super().__init__()
+        checks.number("label_smoothing", label_smoothing, 0, 1)
+        _check_choice("reduction", reduction, REDUCTIONS)
+        _check_choice("impl", impl, dispatch.IMPLEMENTATIONS)
+        self.covariance = SemanticCovariance(num_classes, num_features, covariance)
+        if class_weight is not None:
+            checks.floating("class_weight", class_weight, (num_classes,), checks.tensor("class_weight", class_weight))
+        self.register_buffer("class_weight", class_weight)
+        self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
+        self.reduction, self.impl = reduction, impl
+
+    def forward(
+        self,
+        logits: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        *,
+        features: Tensor,
+        strength: float | Tensor,
+        group: "ProcessGroup | None" = None,
+    ) -> Tensor:
+        """Compute the loss of one batch and, in training mode, update the class covariances first.
+
+        Parameters
+        ----------
+        logits : Tensor of shape (N, l)
+            Logits of the batch.
+        weight : Tensor of shape (l, d)
+            Weight of the classifier.
+        labels : Tensor of shape (N,), int64
+            Labels of the batch.
+        features : Tensor of shape (N, d)
+            Features of the batch, the input of the classifier. No gradient flows through them here.
+        strength : float or Tensor of shape ()
+            Strength λ of the semantic transformation.
+        group : torch.distributed.ProcessGroup, optional
+            Ranks that train together. The loss is that of the rank's own rows; the covariances are updated with the
+            rows of all ranks, as in `SemanticCovariance.update`.
+
+        Returns
+        -------
+        Tensor of shape () or (N,)
+            As returned by `semantic_cross_entropy`.
+        """
+        batch = LabeledBatch(
+            logits,
+            weight,
+            self.covariance.covariance,
+            labels,
+            self.class_weight,
+            checks.scalar("strength", strength, weight, 0),
+            self.label_smoothing,
+            self.ignore_index,
+            self.reduction,
+        )
+        # All checks come before the state update: a rejected batch changes nothing.
+        batch = checks.labeled_batch(batch)
+        if self.training:
+            checks.floating("features", features, (labels.shape[0], weight.shape[1]), weight)
+            counted = batch.labels.masked_fill(batch.labels == self.ignore_index, -1)
+            if group is not None:
+                features, counted = gather_rows(group, features, counted)
+            self.covariance._take_in(features, counted, self.impl)
+        return batch_loss(batch, self.impl)
+
+    def extra_repr(self) -> str:
+        return f"ignore_index={self.ignore_index}, label_smoothing={self.label_smoothing}, reduction={self.reduction!r}"
 
 
 class SemanticUpperBoundLoss(nn.Module):

@@ -13,6 +13,7 @@ import math
 import torch
 from torch import Tensor
 
+from plsp_kernels.batch import LabeledBatch
 from plsp_kernels.semantic_loss import SemanticLoss
 from plsp_kernels.step import Step
 
@@ -47,21 +48,29 @@ def semantic_log_softmax(
     return logits - _adjusted_exponents(logits, weight, covariance, classes, strength).logsumexp(-1)
 
 
-def semantic_cross_entropy(
-    logits: Tensor,
-    weight: Tensor,
-    covariance: Tensor,
-    labels: Tensor,
-    *,
-    strength: float | Tensor,
-    reduction: str = "mean",
-) -> Tensor:
-    """-log p_{i,y_i}, equation (14)."""
-    log_probability = semantic_log_softmax(logits, weight, covariance, labels, strength=strength)
-    losses = -log_probability.gather(1, labels[:, None])[:, 0]
-    if reduction == "none":
+def semantic_cross_entropy(batch: LabeledBatch) -> Tensor:
+    """Σ_j t_ij (log Σ_j' exp(z_ij' + (λ/2) u_j'yᵀ Σ_y u_j'y) - z_ij) with y = y_i: equation (14) for general targets t.
+
+    With class weights v and label smoothing ε, t_ij = v_j ((1 - ε) [j = y] + ε/l).
+    """
+    logits, labels, num_classes = batch.logits, batch.labels, batch.weight.shape[0]
+    counted = labels != batch.ignore_index
+    labels = labels.masked_fill(~counted, 0)
+    exponents = _adjusted_exponents(
+        logits, batch.weight, batch.covariance.to(logits.dtype), labels, batch.strength.to(logits)
+    )
+    log_sum = exponents.logsumexp(-1).gather(1, labels[:, None])
+    class_weight = logits.new_ones(num_classes) if batch.class_weight is None else batch.class_weight.to(logits.dtype)
+    own = torch.nn.functional.one_hot(labels, num_classes).to(logits.dtype)
+    targets = class_weight * ((1 - batch.label_smoothing) * own + batch.label_smoothing / num_classes)
+    losses = torch.where(targets == 0, 0, targets * (log_sum - logits)).sum(1)
+    losses = torch.where(counted, losses, 0)
+    if batch.reduction == "none":
         return losses
-    return losses.sum() if reduction == "sum" else _mean(losses)
+    if batch.reduction == "sum":
+        return losses.sum()
+    total = (class_weight[labels] * counted).sum()
+    return losses.sum() / torch.where(total == 0, 1, total)
 
 
 def probit_probabilities(
@@ -101,7 +110,8 @@ def semantic_upper_bound_loss(step: Step) -> SemanticLoss:
         pseudo_labels = class_activation_labels(weak_logits.detach(), candidates)
 
     # (14): mean of -log p_{i,y_i} over the labelled batch
-    supervised = semantic_cross_entropy(step.labeled_logits, weight, covariance, labels, strength=strength)
+    labeled = LabeledBatch(step.labeled_logits, weight, covariance, labels, None, strength, 0.0, -100, "mean")
+    supervised = semantic_cross_entropy(labeled)
 
     # (11), (12): h_i Σ_j -p̂_ij log p^s_ij; the entropy of the target is constant and dropped from the KL divergence
     probabilities = probit_probabilities(

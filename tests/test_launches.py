@@ -1,6 +1,7 @@
 """Launches of a training step: their number, and that no step waits for the device."""
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -8,13 +9,13 @@ import torch
 pytest.importorskip("triton")
 
 from benchmarks import launches
-from benchmarks.gpu_static.calls import DTYPES, training_step
+from benchmarks.gpu_static.calls import DTYPES, call, training_step
 from benchmarks.launches import Launches, launches_of, record
 from benchmarks.shapes import SHAPES
 from plsp_kernels import CurriculumThreshold
 
 PRESETS = ("fmnist", "cifar10", "cifar100")
-MOST_OF_LOSS, MOST_OF_STEP = 12, 16
+MOST_OF_LOSS, MOST_OF_STEP, MOST_OF_CROSS_ENTROPY = 12, 16, 8
 
 
 @pytest.mark.parametrize("covariance", ["full", "diagonal"])
@@ -24,6 +25,13 @@ def test_launches_stay_within_the_budget(shape: str, dtype: str, covariance: str
     found = launches_of(SHAPES[shape]._replace(covariance=covariance), dtype)
     assert found["loss"].counts()["total"] <= MOST_OF_LOSS, launches.table(found)
     assert found["step"].counts()["total"] <= MOST_OF_STEP, launches.table(found)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_launches_of_the_cross_entropy_stay_within_the_budget(shape: str, dtype: str) -> None:
+    found = record(partial(call, "semantic_cross_entropy", SHAPES[shape], dtype, "triton"))
+    assert found.counts()["total"] <= MOST_OF_CROSS_ENTROPY, found
 
 
 @pytest.mark.parametrize("shape", SHAPES)

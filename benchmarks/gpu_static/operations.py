@@ -19,7 +19,8 @@ PROBIT_PAIR = {torch.float32: 65, torch.float64: 91}  # the tail is a polynomial
 LOGITS_GRADIENT_PAIR = 6
 GRAM_GRADIENT_PAIR = 12
 ROW_LOSS_ELEMENT = {torch.float32: 36, torch.float64: 54}
-TARGET_ELEMENT = 9
+LABEL_ROW_ELEMENT = 6  # exponent, running maximum and sum; as many again for the gradient
+COLUMN_GRADIENT_ELEMENT = 5
 ACTIVATION_ELEMENT = 3
 COVARIANCE_ELEMENT = 6  # outer product of the shifts, then the update
 MEAN_ELEMENT, VARIANCE_ELEMENT = 5, 12
@@ -94,8 +95,43 @@ def _totals(a: Arguments, grid: tuple[int, ...]) -> tuple[int, int]:
     return 0, losses + a["num_partials"] * (grid[0] - 1) * a["BLOCK_N"]
 
 
-def _target(a: Arguments, grid: tuple[int, ...]) -> tuple[int, int]:
-    return 0, grid[0] * _padded(a["num_classes"], a["BLOCK_L"]) * TARGET_ELEMENT
+def _full_columns(a: Arguments, grid: tuple[int, ...]) -> tuple[int, int]:
+    columns, depth = _padded(a["num_features"], a["BLOCK_N"]), _padded(a["num_features"], a["BLOCK_K"])
+    rows = prod(grid) * a["BLOCK_M"]
+    # Rows are subtracted for every block of the product, and once more for the quadratic form, multiplied and added.
+    return 2 * rows * columns * depth, rows * (columns // a["BLOCK_N"] * depth + 3 * columns)
+
+
+def _diagonal_columns(a: Arguments, grid: tuple[int, ...]) -> tuple[int, int]:
+    # A difference, its weighted square and the sum.
+    return 0, 4 * prod(grid) * a["BLOCK_U"] * a["BLOCK_L"] * _padded(a["num_features"], a["BLOCK_D"])
+
+
+def _label_rows(a: Arguments, grid: tuple[int, ...]) -> tuple[int, int]:
+    passes = 1 if a["grad_logits_ptr"] is None else 2
+    return 0, passes * grid[0] * _padded(a["num_classes"], a["BLOCK_L"]) * LABEL_ROW_ELEMENT
+
+
+def _label_column_gradient(a: Arguments, grid: tuple[int, ...]) -> tuple[int, int]:
+    # Samples are spread evenly over the slots.
+    rows = grid[1] * _padded(cdiv(a["order_ptr"].shape[0], grid[1]), a["BLOCK_N"])
+    return 0, rows * grid[0] * a["BLOCK_L"] * COLUMN_GRADIENT_ELEMENT
+
+
+def _label_weight_gradient(a: Arguments, grid: tuple[int, ...]) -> tuple[int, int]:
+    elements = a["num_slots"] * prod(grid[:2]) * a["BLOCK_M"] * a["BLOCK_N"]
+    if a["DIAGONAL"]:
+        return 0, 5 * elements  # a difference, two products and two sums
+    if a["product_ptr"] is not None:
+        return 0, 3 * elements
+    depth = _padded(a["num_features"], a["BLOCK_K"])
+    return 2 * elements * depth, 3 * elements + elements // a["BLOCK_N"] * depth
+
+
+def _cross_entropy_totals(a: Arguments, grid: tuple[int, ...]) -> tuple[int, int]:
+    # The own gradients are those of as many rows as there are slots.
+    losses, columns = _padded(a["num_losses"], a["BLOCK_N"]) + a["BLOCK_N"], grid[0] * a["BLOCK_N"]
+    return 0, losses + columns * ((grid[1] - 1) * a["num_partials"] + a["num_slots"] * a["num_tiles"])
 
 
 def _activation(a: Arguments, grid: tuple[int, ...]) -> tuple[int, int]:
@@ -137,11 +173,11 @@ _COUNTS: dict[str, Callable[[Arguments, tuple[int, ...]], tuple[int, int]]] = {
     "_logits_gradient_kernel": lambda a, grid: (0, _pairs(a, _rows(a) * grid[1]) * LOGITS_GRADIENT_PAIR),
     "_gram_gradient_kernel": _gram_gradient,
     "_probit_kernel": lambda a, grid: (0, _pairs(a, prod(grid)) * PROBIT_PAIR[a["probabilities_ptr"].dtype]),
-    "_target_log_odds_kernel": _target,
-    "_target_logits_gradient_kernel": lambda a, grid: (0, 2 * _target(a, grid)[1]),  # the sum, then the gradient
-    # Each sample is added once to the column of its target, then every column is scaled.
-    "_target_pair_gradient_kernel": lambda a, grid: (
-        0,
-        (a["order_ptr"].shape[0] + grid[0]) * _padded(a["num_classes"], a["BLOCK_L"]),
-    ),
+    "_label_groups_kernel": lambda a, grid: (0, _padded(a["num_samples"], a["BLOCK_N"]) + a["BLOCK_N"]),
+    "_full_columns_kernel": _full_columns,
+    "_diagonal_columns_kernel": _diagonal_columns,
+    "_label_rows_kernel": _label_rows,
+    "_label_column_gradient_kernel": _label_column_gradient,
+    "_label_weight_gradient_kernel": _label_weight_gradient,
+    "_cross_entropy_totals_kernel": _cross_entropy_totals,
 }

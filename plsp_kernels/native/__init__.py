@@ -1,14 +1,15 @@
 """Small steps in C, one call each: with few classes, operator overhead exceeds the arithmetic.
 
-The extension is optional and serves float32 on the CPU. `step_refusal`, `update_refusal` and `labels_refusal` return
-why a call cannot be served, or None; `step_pays` and `update_pays` return whether C is faster than ATen operators. C
-works on raw addresses: every tensor is validated before its address is taken, and C checks the range of class numbers
-before it writes anything.
+The extension is optional and serves float32 on the CPU. `step_refusal`, `batch_refusal`, `update_refusal` and
+`labels_refusal` return why a call cannot be served, or None; `step_pays`, `batch_pays` and `update_pays` return whether
+C is faster than ATen operators. C works on raw addresses: every tensor is validated before its address is taken, and C
+checks the range of class numbers before it writes anything.
 """
 
 import torch
 from torch import Tensor
 
+from plsp_kernels.batch import CrossEntropyResult, LabeledBatch
 from plsp_kernels.step import Step, StepResult, num_samples, replace
 
 try:
@@ -26,6 +27,8 @@ MOST_PAIRS = 2**20
 """Limit on class pairs, summed over the rows of a step."""
 MOST_PRODUCTS = 2**24
 """Limit on multiplications for the Gram matrices of a step."""
+MOST_LOGITS = 2**16
+"""Limit on the logits of a cross-entropy."""
 MOST_OUTER_PRODUCTS = 2**21
 """Limit on multiplications for the outer products of a covariance update."""
 
@@ -48,6 +51,19 @@ def step_pays(step: Step) -> bool:
     width = num_features if step.covariance.dim() == 3 else 1
     products = num_classes**2 * num_features * (2 * num_classes + width)
     return 2 * num_samples(step) * num_classes**2 <= MOST_PAIRS and products <= MOST_PRODUCTS
+
+
+def batch_refusal(batch: LabeledBatch) -> str | None:
+    """Return why the cross-entropy cannot be served, or None. Logits and weight may still be in half precision."""
+    refusal = _refusal(batch.weight, batch.logits)
+    return f"more than {MOST_CLASSES} classes" if refusal is None and batch.weight.shape[0] > MOST_CLASSES else refusal
+
+
+def batch_pays(batch: LabeledBatch) -> bool:
+    """Return whether the cross-entropy is small enough to be faster in C than in ATen operators."""
+    num_classes, num_features = batch.weight.shape
+    width = num_features if batch.covariance.dim() == 3 else 1
+    return batch.logits.numel() <= MOST_LOGITS and num_classes**2 * num_features * width <= MOST_PRODUCTS
 
 
 def update_refusal(covariance: Tensor, mean: Tensor, count: Tensor, skipped: Tensor, features: Tensor) -> str | None:
@@ -137,10 +153,68 @@ def upper_bound(step: Step, upstream: Tensor | None, need_logits: bool, need_wei
     return result
 
 
+def cross_entropy(
+    batch: LabeledBatch, upstream: Tensor | None, need_logits: bool, need_weight: bool
+) -> CrossEntropyResult:
+    """Same as torch_impl.cross_entropy, for float32."""
+    refusal = batch_refusal(batch)
+    if refusal is not None:
+        raise ValueError(f"impl='native' cannot serve this call: {refusal}")
+    counted = batch.labels != batch.ignore_index
+    if not counted.all():
+        return _without_ignored(batch, counted, upstream, need_logits, need_weight)
+    num_classes, num_features = weight_shape = _sizes("weight", batch.weight, 2)
+    (num_samples,), diagonal = _sizes("labels", batch.labels, 1), batch.covariance.dim() == 2
+    logits = _dense("logits", batch.logits, None, (num_samples, num_classes))
+    labels = _dense("labels", batch.labels, torch.int64, (num_samples,))
+    class_weight = None
+    if batch.class_weight is not None:
+        class_weight = _dense("class_weight", batch.class_weight, None, (num_classes,))
+    factors = logits.new_ones(num_samples) if upstream is None else _dense("upstream", upstream, None, (num_samples,))
+    if upstream is None and batch.reduction == "mean":
+        total = num_samples if class_weight is None else float(class_weight[labels].sum())
+        factors.fill_(1 / total if total > 0 else 0)
+    losses, grad_logits = logits.new_empty(num_samples), logits.new_empty(logits.shape if need_logits else 0)
+    grad_weight = logits.new_empty(weight_shape if need_weight else 0)
+    inputs = (
+        logits,
+        _dense("weight", batch.weight, None, weight_shape),
+        _dense("covariance", batch.covariance, None, weight_shape if diagonal else (*weight_shape, num_features)),
+        labels,
+        class_weight,
+        factors,
+    )
+    _kernels.cross_entropy(
+        _fastest_version(),
+        (num_classes, num_features, num_samples),
+        tuple(0 if tensor is None else tensor.data_ptr() for tensor in (*inputs, losses, grad_logits, grad_weight)),
+        (float(batch.strength), batch.label_smoothing),
+        diagonal,
+    )
+    loss = losses if batch.reduction == "none" else losses.dot(factors)
+    return CrossEntropyResult(loss, grad_logits, grad_weight)
+
+
+def _without_ignored(
+    batch: LabeledBatch, counted: Tensor, upstream: Tensor | None, need_logits: bool, need_weight: bool
+) -> CrossEntropyResult:
+    """The result for the rows that count, and zeros for the others."""
+    some = batch._replace(logits=batch.logits[counted], labels=batch.labels[counted])
+    found = cross_entropy(some, None if upstream is None else upstream[counted], need_logits, need_weight)
+    loss, grad_logits = found.loss, found.grad_logits
+    if batch.reduction == "none":
+        loss = loss.new_zeros(batch.labels.shape).masked_scatter_(counted, loss)
+    if need_logits:
+        grad_logits = loss.new_zeros(batch.logits.shape).masked_scatter_(counted[:, None], grad_logits)
+    return CrossEntropyResult(loss, grad_logits, found.grad_weight)
+
+
 def covariance_update(
     covariance: Tensor, mean: Tensor, count: Tensor, skipped: Tensor, features: Tensor, labels: Tensor
 ) -> None:
     """Same as torch_impl.covariance_update. The statistics are updated in place and must be contiguous."""
+    if (labels == -1).any():
+        features, labels = features[labels != -1], labels[labels != -1]
     num_classes, num_features = _sizes("mean", mean, 2)
     num_samples, diagonal = _sizes("features", features, 2)[0], covariance.dim() == 2
     covariance_shape = (num_classes, num_features) if diagonal else (num_classes, num_features, num_features)

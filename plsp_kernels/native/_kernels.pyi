@@ -12,4 +12,12 @@ def upper_bound(
 def covariance_update(
     version: int, sizes: tuple[int, int, int], arrays: tuple[int, ...], diagonal: bool, /
 ) -> None: ...
+def cross_entropy(
+    version: int,
+    sizes: tuple[int, int, int],
+    arrays: tuple[int, ...],
+    numbers: tuple[float, float],
+    diagonal: bool,
+    /,
+) -> None: ...
 def class_activation_labels(count: int, num_classes: int, logits: int, candidates: int, labels: int, /) -> None: ...

@@ -7,6 +7,7 @@
 #define LANES 8
 #define VERSION(name) name##_avx2
 #include "covariance_update.h"
+#include "cross_entropy.h"
 #include "upper_bound.h"
 #if defined(__clang__)
 #pragma clang attribute pop

@@ -7,6 +7,7 @@
 #define LANES 16
 #define VERSION(name) name##_avx512
 #include "covariance_update.h"
+#include "cross_entropy.h"
 #include "upper_bound.h"
 #if defined(__clang__)
 #pragma clang attribute pop

@@ -2,4 +2,5 @@
 #define LANES 4
 #define VERSION(name) name##_baseline
 #include "covariance_update.h"
+#include "cross_entropy.h"
 #include "upper_bound.h"

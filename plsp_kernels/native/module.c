@@ -8,7 +8,10 @@ struct version {
     const char *name;
     enum outcome (*upper_bound)(const struct step *);
     enum outcome (*covariance_update)(const struct statistics *);
+    enum outcome (*cross_entropy)(const struct batch *);
 };
+
+#define FUNCTIONS(version) {#version, upper_bound_##version, covariance_update_##version, cross_entropy_##version}
 
 /* Versions that this processor can run, fastest last. */
 static struct version versions[3];
@@ -17,13 +20,13 @@ static int num_versions;
 static void find_versions(void)
 {
     num_versions = 0;
-    versions[num_versions++] = (struct version){"baseline", upper_bound_baseline, covariance_update_baseline};
+    versions[num_versions++] = (struct version)FUNCTIONS(baseline);
 #if defined(__x86_64__)
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-        versions[num_versions++] = (struct version){"avx2", upper_bound_avx2, covariance_update_avx2};
+        versions[num_versions++] = (struct version)FUNCTIONS(avx2);
     if (__builtin_cpu_supports("avx512f"))
-        versions[num_versions++] = (struct version){"avx512", upper_bound_avx512, covariance_update_avx512};
+        versions[num_versions++] = (struct version)FUNCTIONS(avx512);
 #endif
 }
 
@@ -64,6 +67,7 @@ static int get_addresses(PyObject *tuple, void **addresses, Py_ssize_t count)
 #define ONE_MORE(type, name) +1
 #define SET_STEP(type, name) step.name = *next++;
 #define SET_STATE(type, name) state.name = *next++;
+#define SET_BATCH(type, name) batch.name = *next++;
 
 static PyObject *call_upper_bound(PyObject *module, PyObject *args)
 {
@@ -112,6 +116,27 @@ static PyObject *call_covariance_update(PyObject *module, PyObject *args)
     return conclude(outcome, state.num_classes);
 }
 
+static PyObject *call_cross_entropy(PyObject *module, PyObject *args)
+{
+    enum { NUM_ARRAYS = BATCH(ONE_MORE) };
+    struct batch batch;
+    int version;
+    PyObject *addresses;
+    void *arrays[NUM_ARRAYS], **next = arrays;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "i(LLL)O(ff)p", &version, &batch.num_classes, &batch.num_features, &batch.num_samples,
+                          &addresses, &batch.strength, &batch.label_smoothing, &batch.diagonal))
+        return NULL;
+    if (!is_version(version) || !get_addresses(addresses, arrays, NUM_ARRAYS))
+        return NULL;
+    BATCH(SET_BATCH)
+    enum outcome outcome;
+    Py_BEGIN_ALLOW_THREADS
+    outcome = versions[version].cross_entropy(&batch);
+    Py_END_ALLOW_THREADS
+    return conclude(outcome, batch.num_classes);
+}
+
 static PyObject *call_class_activation_labels(PyObject *module, PyObject *args)
 {
     long long count, num_classes;
@@ -129,6 +154,7 @@ static PyObject *call_class_activation_labels(PyObject *module, PyObject *args)
 static PyMethodDef methods[] = {
     {"covariance_update", call_covariance_update, METH_VARARGS,
      "covariance_update(version, sizes, arrays, diagonal)"},
+    {"cross_entropy", call_cross_entropy, METH_VARARGS, "cross_entropy(version, sizes, arrays, numbers, diagonal)"},
     {"class_activation_labels", call_class_activation_labels, METH_VARARGS,
      "class_activation_labels(count, num_classes, logits, candidates, labels)"},
     {"upper_bound", call_upper_bound, METH_VARARGS,

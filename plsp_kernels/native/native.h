@@ -39,6 +39,18 @@
     X(const float, features) /* (N, d) */                                        \
     X(const int64_t, labels) /* (N,) */
 
+/* A labelled batch of N samples and its results. Arrays not requested are NULL. */
+#define BATCH(X)                                                                                       \
+    X(const float, logits)       /* (N, l) */                                                          \
+    X(const float, weight)       /* (l, d) */                                                          \
+    X(const float, covariance)   /* (l, d, d), or (l, d) if it is diagonal */                          \
+    X(const int64_t, labels)     /* (N,) */                                                            \
+    X(const float, class_weight) /* (l,), or NULL: all one */                                          \
+    X(const float, factors)      /* (N,): weights of the losses in the scalar that is differentiated */ \
+    X(float, losses)             /* (N,) */                                                            \
+    X(float, grad_logits)        /* (N, l) or NULL */                                                  \
+    X(float, grad_weight)        /* (l, d) or NULL */
+
 #define MEMBER(type, name) type *name;
 
 enum term { SUPERVISED, CONSISTENCY, COMPLEMENTARY };
@@ -58,14 +70,22 @@ struct statistics {
     STATISTICS(MEMBER)
 };
 
+struct batch {
+    long long num_classes, num_features, num_samples;
+    float strength, label_smoothing;
+    int diagonal;
+    BATCH(MEMBER)
+};
+
 /* BAD_LABELS, BAD_PSEUDO_LABELS: a class number is out of range, and nothing was written. */
 enum outcome { DONE, NO_MEMORY, BAD_LABELS, BAD_PSEUDO_LABELS };
 
 /* Compiled once per instruction set, by a file that defines LANES, the floats in a register, and VERSION, which names
  * its functions. */
-#define DECLARE(version)                                                     \
-    enum outcome upper_bound_##version(const struct step *step);             \
-    enum outcome covariance_update_##version(const struct statistics *state);
+#define DECLARE(version)                                                      \
+    enum outcome upper_bound_##version(const struct step *step);              \
+    enum outcome covariance_update_##version(const struct statistics *state); \
+    enum outcome cross_entropy_##version(const struct batch *batch);
 
 DECLARE(baseline)
 #if defined(__x86_64__)

@@ -1,4 +1,4 @@
-"""plsp::log_odds, plsp::target_log_odds and their autograd functions."""
+"""plsp::log_odds and its autograd function."""
 
 from typing import Any
 
@@ -21,10 +21,6 @@ def _fake_log_odds(rows: Rows) -> Tensor:
     return torch.empty_like(rows.logits, memory_format=torch.contiguous_format)
 
 
-def _fake_target_log_odds(rows: Rows, targets: Tensor) -> Tensor:
-    return rows.logits.new_empty(rows.logits.shape[0])
-
-
 def _fake_backward(rows: Rows, *args: Any) -> tuple[Tensor, Tensor]:
     need_logits, need_gram = args[-2:]
     return fake_gradients(rows.logits, rows.gram, need_logits, need_gram)
@@ -39,37 +35,21 @@ log_odds_backward = define_operator(
     _fake_backward,
     Rows,
 )
-target_log_odds = define_operator(
-    "target_log_odds(Tensor logits, Tensor gram, Tensor slots, Tensor strength, Tensor targets, str impl) -> Tensor",
-    _fake_target_log_odds,
-    Rows,
-)
-target_log_odds_backward = define_operator(
-    "target_log_odds_backward(Tensor logits, Tensor gram, Tensor slots, Tensor strength, Tensor targets,"
-    " Tensor log_odds, Tensor grad_log_odds, bool need_logits, bool need_gram, str impl) -> (Tensor, Tensor)",
-    _fake_backward,
-    Rows,
-)
 
 
 class LogOdds(torch.autograd.Function):
-    """Semantic log-odds o of every class or, if targets are given, of one class per row: log p = logsigmoid(o),
-    log(1 - p) = logsigmoid(-o).
-    """
+    """Semantic log-odds o of every class: log p = logsigmoid(o), log(1 - p) = logsigmoid(-o)."""
 
     @staticmethod
-    def forward(
-        ctx: Any, logits: Tensor, gram: Tensor, slots: Tensor, strength: Tensor, targets: Tensor | None, impl: str
-    ) -> Tensor:
-        given = (logits, gram, slots, strength) if targets is None else (logits, gram, slots, strength, targets)
-        result = (log_odds if targets is None else target_log_odds)(*given, impl)
-        ctx.save_for_backward(*given, result)
-        ctx.operator, ctx.impl = log_odds_backward if targets is None else target_log_odds_backward, impl
+    def forward(ctx: Any, logits: Tensor, gram: Tensor, slots: Tensor, strength: Tensor, impl: str) -> Tensor:
+        result = log_odds(logits, gram, slots, strength, impl)
+        ctx.save_for_backward(logits, gram, slots, strength, result)
+        ctx.impl = impl
         return result
 
     @staticmethod
     @first_order_only
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         need_logits, need_gram = ctx.needs_input_grad[:2]
-        grad_logits, grad_gram = ctx.operator(*ctx.saved_tensors, grad, need_logits, need_gram, ctx.impl)
-        return grad_logits if need_logits else None, grad_gram if need_gram else None, None, None, None, None
+        grad_logits, grad_gram = log_odds_backward(*ctx.saved_tensors, grad, need_logits, need_gram, ctx.impl)
+        return grad_logits if need_logits else None, grad_gram if need_gram else None, None, None, None

@@ -1,9 +1,9 @@
 """Registration of the operators of the namespace `plsp`.
 
 The last argument of an operator, `str impl`, names the implementation, which has a function of the operator's name. The
-leading flat arguments of the schema are packed into a structure (`Step`, `Rows`, `CurriculumBatch`) here and nowhere
-else. Numbers that change during training, such as λ, are 0-d tensors: `torch.compile` would specialise the graph on the
-value of a Python number. On the CPU, the host reads them without a sync; on another device, only kernels do.
+leading flat arguments of the schema are packed into a structure such as `Step` here and nowhere else. Numbers that
+change during training, such as λ, are 0-d tensors: `torch.compile` would specialise the graph on the value of a Python
+number. On the CPU, the host reads them without a sync; on another device, only kernels do.
 
 Autograd lives outside the operators, in `autograd.Function`s: this has the lowest overhead in eager mode, and
 `torch.compile` traces through it.
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from plsp_kernels.batch import LabeledBatch
 from plsp_kernels.curriculum import CurriculumBatch
 from plsp_kernels.dispatch import implementation
 from plsp_kernels.rows import Rows
@@ -37,7 +38,7 @@ def without_autocast(device_type: str, function: Callable[..., Any], *args: Any,
 def define_operator(
     schema: str,
     fake: Callable[..., Any],
-    structure: type[Step] | type[Rows] | type[CurriculumBatch] | None = None,
+    structure: type[Step] | type[LabeledBatch] | type[Rows] | type[CurriculumBatch] | None = None,
 ) -> Callable[..., Any]:
     """Register `plsp::<schema>` with its fake implementation and return the callable operator.
 
@@ -83,3 +84,16 @@ def first_order_only(backward: Callable[..., Any]) -> Callable[..., Any]:
         return backward(ctx, *grads)
 
     return wrapper
+
+
+def as_output(ctx: Any, result: Tensor) -> Tensor:
+    """Return a result of the operator from a forward: the tensor itself, or a copy where the compiler needs one."""
+    if torch.compiler.is_compiling():
+        return result.clone()
+    ctx.mark_dirty(result)
+    return result
+
+
+def scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The product of a gradient and the 0-d upstream gradient, rounded once to the dtype."""
+    return torch.mul(gradient, factor, out=torch.empty_like(gradient, dtype=dtype))

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plsp_kernels.ops.registration import define_operator, first_order_only
+from plsp_kernels.ops.registration import as_output, define_operator, first_order_only, scaled
 from plsp_kernels.semantic_loss import SemanticLoss
 from plsp_kernels.step import Step, StepResult, compute_dtype, replace
 
@@ -64,7 +64,7 @@ class _Total(torch.autograd.Function):
         total, *gradients = known
         ctx.save_for_backward(*gradients)
         ctx.num_labeled, ctx.dtypes = labeled.shape[0], (labeled.dtype, weak.dtype, strong.dtype, weight.dtype)
-        return _as_output(ctx, total)
+        return as_output(ctx, total)
 
     @staticmethod
     @first_order_only
@@ -73,8 +73,8 @@ class _Total(torch.autograd.Function):
         *dtypes, weight_dtype = ctx.dtypes
         # Logits of one dtype, the usual case, are scaled and rounded in one launch.
         logits_dtype = dtypes[0] if dtypes[0] == dtypes[1] == dtypes[2] else grad_logits.dtype
-        scaled = _scaled(grad_logits, grad_total, logits_dtype), _scaled(grad_weight, grad_total, weight_dtype)
-        return *_gradients_of_inputs(ctx, *scaled), None, None, None
+        gradients = scaled(grad_logits, grad_total, logits_dtype), scaled(grad_weight, grad_total, weight_dtype)
+        return *_gradients_of_inputs(ctx, *gradients), None, None, None
 
 
 class _Terms(torch.autograd.Function):
@@ -88,7 +88,7 @@ class _Terms(torch.autograd.Function):
         *tensors, ctx.beta, ctx.argmax_in_candidates, terms, ctx.impl = given
         ctx.save_for_backward(*tensors)
         ctx.num_labeled, ctx.dtypes = tensors[0].shape[0], tuple(tensor.dtype for tensor in tensors[:4])
-        return _as_output(ctx, terms)
+        return as_output(ctx, terms)
 
     @staticmethod
     @first_order_only
@@ -98,18 +98,6 @@ class _Terms(torch.autograd.Function):
         result = StepResult(*_upper_bound(*step, grad_terms, need_logits, need_weight, ctx.impl))
         unneeded = len(Step._fields) - 4 + 2
         return *_gradients_of_inputs(ctx, result.grad_logits, result.grad_weight), *[None] * unneeded
-
-
-def _as_output(ctx: Any, result: Tensor) -> Tensor:
-    """Return a result of the operator from a forward: the tensor itself, or a copy where the compiler needs one."""
-    if torch.compiler.is_compiling():
-        return result.clone()
-    ctx.mark_dirty(result)
-    return result
-
-
-def _scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.mul(gradient, factor, out=torch.empty_like(gradient, dtype=dtype))
 
 
 def _gradients_of_inputs(ctx: Any, grad_logits: Tensor, grad_weight: Tensor) -> tuple[Tensor | None, ...]:

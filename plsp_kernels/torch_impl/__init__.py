@@ -6,13 +6,9 @@
 from plsp_kernels.torch_impl.class_activation import class_activation_labels
 from plsp_kernels.torch_impl.class_gram import class_gram, class_gram_backward
 from plsp_kernels.torch_impl.covariance_update import covariance_update
+from plsp_kernels.torch_impl.cross_entropy import cross_entropy
 from plsp_kernels.torch_impl.curriculum import curriculum_thresholds, curriculum_update
-from plsp_kernels.torch_impl.log_odds import (
-    log_odds,
-    log_odds_backward,
-    target_log_odds,
-    target_log_odds_backward,
-)
+from plsp_kernels.torch_impl.log_odds import log_odds, log_odds_backward
 from plsp_kernels.torch_impl.probit import probit_probabilities
 from plsp_kernels.torch_impl.upper_bound import upper_bound
 
@@ -21,12 +17,11 @@ __all__ = [
     "class_gram",
     "class_gram_backward",
     "covariance_update",
+    "cross_entropy",
     "curriculum_thresholds",
     "curriculum_update",
     "log_odds",
     "log_odds_backward",
     "probit_probabilities",
-    "target_log_odds",
-    "target_log_odds_backward",
     "upper_bound",
 ]

@@ -25,6 +25,11 @@ def class_slices(count: int, weight: Tensor) -> Iterator[slice]:
     return _slices(count, PAIR_BYTES // bytes_each)
 
 
+def product_slices(count: int, weight: Tensor) -> Iterator[slice]:
+    """Split `count` classes into slices of ≥ 1 class whose (l, d) matrices, one each, stay in cache."""
+    return _slices(count, _CACHE_BYTES // max(1, weight.numel() * weight.dtype.itemsize))
+
+
 def _slices(count: int, size: int) -> Iterator[slice]:
     size = max(1, size)
     for start in range(0, count, size):

@@ -11,7 +11,8 @@ def covariance_update(
 ) -> None:
     """Update Σ (l, d, d) or (l, d), μ (l, d) and m (l,) in place with one batch: features (N, d), labels (N,).
 
-    Samples that are not finite in the dtype of Σ are left out, and counted in `skipped` (l,).
+    Samples that are not finite in the dtype of Σ are left out, and counted in `skipped` (l,). So are, without being
+    counted, those with label -1.
 
     With m' members of mean μ' and M = m + m', equation (17) is
 
@@ -23,14 +24,16 @@ def covariance_update(
     if features.shape[0] == 0:
         return
     features = features.to(mean.dtype)
-    finite = features.isfinite().all(1)
+    finite, labelled = features.isfinite().all(1), labels != -1
     features = features.where(finite[:, None], 0)  # 0 · inf would be NaN
-    skipped.index_add_(0, labels, (~finite).to(skipped.dtype))
+    labels = labels.masked_fill(~labelled, 0)  # without members below
+    skipped.index_add_(0, labels, (labelled & ~finite).to(skipped.dtype))
+    counted = finite & labelled
     classes, slots = class_slots(labels, count.shape[0])
     present = classes.clamp(min=0)  # unused slots point at class 0 and add zero to it
     num_slots = classes.shape[0]
     in_slot = slots == torch.arange(num_slots, device=slots.device)[:, None]
-    members = (in_slot & finite).to(mean.dtype)  # (U, N)
+    members = (in_slot & counted).to(mean.dtype)  # (U, N)
     new = members.sum(1)
     old = count.index_select(0, present).to(mean.dtype)
     total = (old + new).clamp_(min=1)
@@ -46,7 +49,7 @@ def covariance_update(
         decay = (new / total)[:, None] * covariance[present]
         covariance.index_add_(0, present, scatter / total[:, None] - decay)
     elif covariance.device.type == "cpu":
-        rows = _rows_by_slot(centred, shift * shift_weight.sqrt()[:, None], slots.where(finite, num_slots))
+        rows = _rows_by_slot(centred, shift * shift_weight.sqrt()[:, None], slots.where(counted, num_slots))
         _update_in_place(covariance, present, rows, old, new)
     else:
         # Static shapes, and class numbers are never read on the host: no host sync.

@@ -94,30 +94,6 @@ class LogOdds:
         return pulled, gram_gradient(pair_grad.mul_(-self.strength / 2)) if need_gram else pair_grad
 
 
-def target_log_odds(rows: Rows, targets: Tensor) -> Tensor:
-    """o_ij for the one column j = targets[i] of each row: (N,)."""
-    target_logits = rows.logits.gather(1, targets[:, None])[:, 0]
-    return target_logits - _target_exponents(rows, targets).logsumexp(-1)
-
-
-def target_log_odds_backward(
-    rows: Rows, targets: Tensor, log_odds: Tensor, grad_log_odds: Tensor, need_logits: bool, need_gram: bool
-) -> tuple[Tensor, Tensor]:
-    """Gradients of target_log_odds, in the form of log_odds_backward."""
-    logits, gram, slots, strength = *rows[:3], host_number(rows.strength)
-    num_classes = logits.shape[1]
-    log_sum = logits.gather(1, targets[:, None]).sub_(log_odds[:, None])
-    pulled = _target_exponents(rows, targets).sub_(log_sum).exp_().mul_(grad_log_odds[:, None])
-    pair_grad = torch.zeros_like(gram) if need_gram else gram.new_empty(0)
-    if need_gram:
-        pairs = pair_grad.view(-1, num_classes)
-        pairs.index_add_(0, slots * num_classes + targets, pulled * (-strength / 2))
-        pair_grad = gram_gradient(pair_grad)
-    if not need_logits:
-        return logits.new_empty(0), pair_grad
-    return pulled.neg_().scatter_add_(1, targets[:, None], grad_log_odds[:, None]), pair_grad
-
-
 def _shifted_logits(rows: Rows) -> tuple[Tensor, Tensor]:
     """(λ/2) g_j and z_k + (λ/2) g_k per row, each (N, l)."""
     halved = rows.gram.diagonal(dim1=1, dim2=2) * (host_number(rows.strength) / 2)
@@ -133,14 +109,6 @@ def _pair_chunks(logits: Tensor) -> list[tuple[slice, slice]]:
         for part in chunk_slices(count, num_classes**2, dtype)
         for columns in chunk_slices(num_classes, num_classes * (part.stop - part.start), dtype)
     ]
-
-
-def _target_exponents(rows: Rows, targets: Tensor) -> Tensor:
-    """z_k + (λ/2) Q[k, targets[i]] with -inf at k = targets[i]: (N, l)."""
-    diagonal, shifted = _shifted_logits(rows)
-    exponents = rows.gram[rows.slots, targets].mul_(-host_number(rows.strength)).add_(shifted)
-    exponents.add_(diagonal.gather(1, targets[:, None]))
-    return exponents.scatter_(1, targets[:, None], -math.inf)
 
 
 class _Separable:

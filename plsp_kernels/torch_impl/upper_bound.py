@@ -1,7 +1,8 @@
 """The loss of one step and its gradients, streamed over the classes of its samples.
 
 Samples of different classes have only the weight in common: a step is the sum of smaller steps, each with the samples
-of a few classes. As gradients are computed with the loss, the matrices of a class are temporary.
+of a few classes. As gradients are computed with the loss, the matrices of a class are temporary. A class that occurs
+only among the labelled samples needs one column of its matrix, not all pairs (`cross_entropy.py`).
 """
 
 import math
@@ -10,14 +11,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from plsp_kernels.batch import LabeledBatch
 from plsp_kernels.quadratic import centred_rows
 from plsp_kernels.rows import Rows, class_slots, host_number
 from plsp_kernels.step import Step, StepResult, compute_dtype, replace
 from plsp_kernels.torch_impl.chunks import class_slices
 from plsp_kernels.torch_impl.class_activation import class_activation_labels
 from plsp_kernels.torch_impl.class_gram import class_gram, class_gram_backward, write_class_gram
+from plsp_kernels.torch_impl.cross_entropy import cross_entropy
 from plsp_kernels.torch_impl.log_odds import PairMatrices
 from plsp_kernels.torch_impl.term_sums import TermSums, Wanted, term_sums
+
+_COLUMN_CLASSES = 64  # with fewer classes, a second set of operator calls costs more than all pairs
 
 
 class ClassMatrices(NamedTuple):
@@ -44,12 +49,10 @@ def upper_bound(step: Step, upstream: Tensor | None, need_logits: bool, need_wei
     labeled, weak, strong, weight = (tensor.to(compute_dtype(step)) for tensor in step[:4])
     if pseudo_labels is None:
         pseudo_labels = new_labels = class_activation_labels(weak, step.candidates)
-    weight = centred_rows(weight).contiguous()
     step = replace(step, labeled_logits=labeled, weak_logits=weak, strong_logits=strong, weight=weight)
-    samples = torch.cat([step.labels, pseudo_labels])
     # On other devices, finding the samples of a part would need a host sync.
-    compute = _streamed if samples.device.type == "cpu" else _at_once
-    sums, grad_weight = compute(step, samples, Wanted(factors, need_logits, need_weight))
+    compute = _in_parts if weight.device.type == "cpu" else _at_once
+    sums, grad_weight = compute(step, pseudo_labels, Wanted(factors, need_logits, need_weight))
     supervised, consistency, complementary = (
         value / count for value, count in zip(sums.terms.unbind(), counts, strict=True)
     )
@@ -59,10 +62,34 @@ def upper_bound(step: Step, upstream: Tensor | None, need_logits: bool, need_wei
     return StepResult(total, terms, sums.grad_logits, grad_weight, new_labels, *decisions)
 
 
+def _in_parts(step: Step, pseudo_labels: Tensor, wanted: Wanted) -> tuple[TermSums, Tensor]:
+    """Compute the terms and the gradient of the weight, labelled samples of classes of their own apart."""
+    samples = torch.cat([step.labels, pseudo_labels])
+    _check_classes(step, samples)
+    alone = ~torch.isin(step.labels, pseudo_labels)
+    whole = replace(step, weight=centred_rows(step.weight).contiguous())
+    if step.weight.shape[0] < _COLUMN_CLASSES or step.labeled_candidates is not None or not alone.any():
+        return _streamed(whole, samples, wanted)
+    rest, own = (~alone).nonzero()[:, 0], alone.nonzero()[:, 0]
+    sums, grad_weight = _streamed(
+        _subset(whole, rest, slice(None)), torch.cat([step.labels[rest], pseudo_labels]), wanted
+    )
+    labeled = step.labeled_logits[own], step.weight, step.covariance, step.labels[own]
+    batch = LabeledBatch(*labeled, None, step.strength, 0.0, -1, "none")  # no label is -1
+    upstream = torch.ones_like(batch.logits[:, 0]) * wanted.factors[0]
+    found = cross_entropy(batch, upstream, wanted.need_logits, wanted.need_weight)
+    sums.terms[0] += found.loss.clamp(max=torch.finfo(found.loss.dtype).max).sum()
+    if wanted.need_logits:
+        grad_logits = found.grad_logits.new_empty(sums.grad_logits.shape[0] + own.shape[0], step.weight.shape[0])
+        grad_logits[own], grad_logits[rest] = found.grad_logits, sums.grad_logits[: rest.shape[0]]
+        grad_logits[step.labels.shape[0] :] = sums.grad_logits[rest.shape[0] :]
+        sums = sums._replace(grad_logits=grad_logits)
+    return sums, grad_weight + found.grad_weight if wanted.need_weight else grad_weight
+
+
 def _streamed(step: Step, samples: Tensor, wanted: Wanted) -> tuple[TermSums, Tensor]:
     """Add up the terms and the gradient of the weight over parts of the classes of the samples (Bl + Bu,)."""
     weight, (classes, slots) = step.weight, samples.unique(return_inverse=True)
-    _check_classes(step, classes)
     grad_weight = torch.zeros_like(weight) if wanted.need_weight else weight.new_empty(0)
     parts = list(class_slices(classes.shape[0], weight))
     matrices = _class_matrices(max((part.stop - part.start for part in parts), default=0), weight)
@@ -91,7 +118,7 @@ def _streamed(step: Step, samples: Tensor, wanted: Wanted) -> tuple[TermSums, Te
     return sums, grad_weight
 
 
-def _subset(step: Step, labeled: Tensor, unlabeled: Tensor) -> Step:
+def _subset(step: Step, labeled: Tensor, unlabeled: Tensor | slice) -> Step:
     """The step of some of its samples."""
     changes = {name: getattr(step, name)[labeled] for name in ("labeled_logits", "labels")}
     changes |= {name: getattr(step, name)[unlabeled] for name in ("weak_logits", "strong_logits", "candidates")}
@@ -123,17 +150,18 @@ def _add_part(
     return sums
 
 
-def _check_classes(step: Step, classes: Tensor) -> None:
-    """Raise if one of the sorted classes of the samples is out of range: compiled graphs do not check values."""
+def _check_classes(step: Step, samples: Tensor) -> None:
+    """Raise if a class of the samples is out of range: compiled graphs do not check values."""
     num_classes = step.weight.shape[0]
-    if classes.shape[0] and not (int(classes[0]) >= 0 and int(classes[-1]) < num_classes):
+    if not ((samples >= 0) & (samples < num_classes)).all():
         valid = bool(((step.labels >= 0) & (step.labels < num_classes)).all())
         raise IndexError(f"{'pseudo_labels' if valid else 'labels'} must lie in [0, {num_classes})")
 
 
-def _at_once(step: Step, samples: Tensor, wanted: Wanted) -> tuple[TermSums, Tensor]:
+def _at_once(step: Step, pseudo_labels: Tensor, wanted: Wanted) -> tuple[TermSums, Tensor]:
     """Compute the terms and the gradient of the weight without a host sync."""
-    step, samples = _with_valid_classes(step, samples)
+    step = replace(step, weight=centred_rows(step.weight).contiguous())
+    step, samples = _with_valid_classes(step, torch.cat([step.labels, pseudo_labels]))
     classes, slots = class_slots(samples, step.weight.shape[0])
     gram, product = class_gram(step.weight, step.covariance, classes, wanted.need_weight)
     sums, grad_gram = term_sums(step, _rows(step, gram, slots), wanted)

@@ -45,7 +45,7 @@ def _sample_classes(labels_ptr, pseudo_labels_ptr, n, num_labeled, num_samples, 
 
 
 @triton.jit
-def _group_samples(
+def group_samples(
     labels_ptr,
     pseudo_labels_ptr,
     slots_ptr,
@@ -141,7 +141,7 @@ def _preparation_kernel(
 ):
     # The first program groups the samples; every other one centres a few columns of the weight.
     if tl.program_id(0) == 0:
-        _group_samples(
+        group_samples(
             labels_ptr,
             pseudo_labels_ptr,
             slots_ptr,

@@ -49,7 +49,7 @@ def _log1p(u):
 
 
 @triton.jit
-def _weighted_loss(signed, weights):
+def weighted_loss(signed, weights):
     """-w logsigmoid(x) and its negative derivative w sigmoid(-x), exact in both tails; no loss without weight."""
     small = tl.exp(-tl.abs(signed))
     losses = tl.where(weights != 0, weights * (_log1p(small) - tl.minimum(signed, 0.0)), 0.0)
@@ -62,7 +62,7 @@ def _complementary_loss(log_odds, candidates_ptr, j, num_classes, count):
     """Loss and slopes of the classes outside the candidate set at the pointer, one of `count` sets."""
     candidate = tl.load(candidates_ptr + j, mask=j < num_classes, other=1) != 0
     weights = tl.where(candidate, 0.0, 1.0).to(log_odds.dtype) / count
-    return _weighted_loss(-log_odds, weights)
+    return weighted_loss(-log_odds, weights)
 
 
 @triton.jit
@@ -88,7 +88,7 @@ def _labeled_row(
         j = start + tl.arange(0, BLOCK_L)
         log_odds = tl.load(slopes_ptr + j, mask=j < num_classes, other=0.0)
         weights = tl.where(j == label, 1.0, 0.0).to(DTYPE) / num_labeled
-        losses, slopes = _weighted_loss(log_odds, weights)
+        losses, slopes = weighted_loss(log_odds, weights)
         supervised += losses
         gradient = -supervised_weight * slopes
         if labeled_candidates_ptr is not None:
@@ -172,7 +172,7 @@ def _strong_row(
         targets = tl.where(lost, _candidate_softmax_terms(z, largest, candidate), probability) / mass
         weights = tl.where(candidate, tl.where(chosen, targets / num_unlabeled, 0.0), 0.0)
         log_odds = tl.load(slopes_ptr + j, mask=j < num_classes, other=0.0)
-        losses, slopes = _weighted_loss(log_odds, weights)
+        losses, slopes = weighted_loss(log_odds, weights)
         total += losses
         tl.store(slopes_ptr + j, -consistency_weight * slopes, mask=j < num_classes)
     tl.store(losses_ptr + row, tl.sum(total, 0))

@@ -114,6 +114,22 @@ def preparation_blocks(num_classes: int) -> Blocks:
     return {"BLOCK_N": 64, "BLOCK_L": class_block(num_classes, 32), "BLOCK_D": 32, "num_warps": 4, "num_stages": 2}
 
 
+def group_blocks(num_classes: int) -> Blocks:
+    """Blocks of the counting sort alone."""
+    return {"BLOCK_N": 64, "BLOCK_L": class_block(num_classes, 32), "num_warps": 4, "num_stages": 2}
+
+
+def diagonal_column_blocks(num_classes: int) -> Blocks:
+    """Blocks of BLOCK_U slots by BLOCK_L classes, streaming over BLOCK_D features."""
+    return {"BLOCK_U": 8, "BLOCK_L": class_block(num_classes, 32), "BLOCK_D": 16, "num_warps": 4, "num_stages": 2}
+
+
+def column_gradient_blocks(num_classes: int) -> Blocks:
+    """Blocks of a column of classes, streaming over BLOCK_N samples of a class at a time."""
+    block = class_block(num_classes, 128)
+    return {"BLOCK_N": 8, "BLOCK_L": block, "num_warps": 1 if block <= 32 else 4, "num_stages": 2}
+
+
 def pair_blocks(num_classes: int, dtype: torch.dtype) -> Blocks:
     """Blocks of pairs (j, k) of one sample: a tile of j, streaming over tiles of k."""
     block_k = class_block(num_classes, 64)

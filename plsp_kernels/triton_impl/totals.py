@@ -22,7 +22,7 @@ class Totals(NamedTuple):
 
 
 @triton.jit
-def _sum_of_rows(losses_ptr, first, last, BLOCK_N: tl.constexpr):
+def sum_of_rows(losses_ptr, first, last, BLOCK_N: tl.constexpr):
     total = tl.zeros((BLOCK_N,), losses_ptr.dtype.element_ty)
     for start in range(first, last, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
@@ -49,9 +49,9 @@ def _totals_kernel(
     # The first program adds the losses; every other one a block of the weight's gradient.
     if tl.program_id(0) == 0:
         weak = num_labeled + num_unlabeled
-        supervised = _sum_of_rows(losses_ptr, 0, num_labeled, BLOCK_N)
-        consistency = _sum_of_rows(losses_ptr, num_labeled, weak, BLOCK_N)
-        complementary = _sum_of_rows(losses_ptr, weak, num_losses, BLOCK_N)
+        supervised = sum_of_rows(losses_ptr, 0, num_labeled, BLOCK_N)
+        consistency = sum_of_rows(losses_ptr, num_labeled, weak, BLOCK_N)
+        complementary = sum_of_rows(losses_ptr, weak, num_losses, BLOCK_N)
         weight = scalar(ss_weight, ss_weight_ptr).to(terms_ptr.dtype.element_ty)
         tl.store(total_ptr, weight * (supervised + consistency) + complementary)
         tl.store(terms_ptr, supervised)

@@ -125,12 +125,26 @@ BREAKS = [
     (("impl",), "unknown", lambda _: "cuda", ValueError, "'cuda'"),
     (("impl",), "none", lambda _: None, ValueError, "None"),
     (("reduction",), "unknown", lambda _: "average", ValueError, "'average'"),
+    (("class_weight",), "other size", lambda _: torch.ones(L + 1), ValueError, r"\(8,\)"),
+    (("class_weight",), "integers", lambda _: torch.ones(L, dtype=torch.int64), TypeError, "int64"),
+    (("class_weight",), "list", lambda _: [1.0] * L, TypeError, "list"),
+    (("class_weight",), "other device", lambda _: torch.ones(L, device="meta"), ValueError, "meta"),
+    (("label_smoothing",), "above one", lambda _: 1.5, ValueError, "1.5"),
+    (("label_smoothing",), "negative", lambda _: -0.1, ValueError, "-0.1"),
+    (("label_smoothing",), "text", lambda _: "0.1", TypeError, "str"),
+    (("ignore_index",), "float", lambda _: 1.0, TypeError, "float"),
 ]  # fmt: skip
 
 DEFAULTS = {
     "semantic_upper_bound_loss": {"beta": 1.0, "ss_weight": 1.0, "impl": "torch"},
     "semantic_log_softmax": {"impl": "torch"},
-    "semantic_cross_entropy": {"impl": "torch", "reduction": "mean"},
+    "semantic_cross_entropy": {
+        "impl": "torch",
+        "reduction": "mean",
+        "class_weight": None,
+        "label_smoothing": 0.0,
+        "ignore_index": -100,
+    },
     "probit_probabilities": {"beta": 1.0, "impl": "torch"},
     "pairwise_quadratic_form": {"impl": "torch"},
     "class_activation_labels": {},

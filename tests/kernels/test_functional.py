@@ -555,6 +555,26 @@ class TestInnerForms:
             assert_all_same({name: value.as_subclass(Tensor) for name, value in found.items()}, expected)
 
     @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("num_labeled", [1, 9])
+    def test_labelled_classes_without_unlabelled_samples_agree(self, num_labeled, kind, monkeypatch):
+        """They use one column of class pairs; all, some or none of the labelled samples may be of this kind."""
+        problem = make_problem(num_labeled, 4, 41, 5, kind=kind)
+        module = torch_impl_module("upper_bound")
+        real, calls = module.cross_entropy, []
+        problem.pseudo_labels.copy_(torch.arange(4))
+        monkeypatch.setattr(module, "cross_entropy", lambda *args: calls.append(len(args[0].labels)) or real(*args))
+        for shared in (0, min(2, num_labeled), num_labeled):
+            problem.labels[:shared] = 2
+            problem.labels[shared:] = 10 + torch.arange(num_labeled - shared)
+            options = {"pseudo_labels": problem.pseudo_labels}
+            truth = evaluate_loss(problem, "reference", **options)
+            for least in (41, 42):
+                monkeypatch.setattr(module, "_COLUMN_CLASSES", least)
+                assert_all_same(evaluate_loss(problem, "torch", **options), truth)
+        alone = num_labeled - min(2, num_labeled)
+        assert set(calls) == {num_labeled, alone} - {0}
+
+    @pytest.mark.parametrize("kind", KINDS)
     def test_step_runs_on_tensors_without_memory(self, kind):
         """Reading a value on the host raises there."""
         step = step_of(make_problem(9, 12, 41, 5, kind=kind, dtype=torch.float32), with_candidates=True)

@@ -10,7 +10,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import plsp_kernels
 from cases import KINDS, STRENGTH, TERMS, Elsewhere, assert_same, closed_form, make_problem, torch_impl_module
-from plsp_kernels import CurriculumThreshold, SemanticCovariance, SemanticUpperBoundLoss, reference
+from plsp_kernels import (
+    CurriculumThreshold,
+    SemanticCovariance,
+    SemanticCrossEntropyLoss,
+    SemanticUpperBoundLoss,
+    reference,
+)
 from plsp_kernels.curriculum import CurriculumBatch
 from plsp_kernels.torch_impl import curriculum_update
 
@@ -129,6 +135,21 @@ class TestSemanticCovariance:
         before = copy.deepcopy(statistics)
         statistics.update(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
         assert_equal_states(statistics, before)
+
+    @pytest.mark.parametrize("size", [3, 20])  # fewer and more samples than classes
+    def test_rows_with_label_minus_one_are_left_out(self, module, kind, size):
+        statistics, _, _ = self.filled(module, kind)
+        expected = copy.deepcopy(statistics)
+        features, labels = normal(size, 4, seed=9), integers(5, size, seed=9)
+        labels[1], features[1] = -1, 1e4
+        kept = labels != -1
+        expected.update(features[kept], labels[kept])
+        if module is SemanticCovariance:
+            statistics._take_in(features, labels)  # the public update refuses such labels
+        else:
+            statistics.update(features, labels)
+        for found, wanted in zip(statistics.buffers(), expected.buffers(), strict=True):
+            assert_same(found, wanted, TOLERANCE)
 
     def test_accuracy_does_not_degrade_far_from_the_origin(self, module, kind):
         """Means of 1000: differences are taken before squares, so the error is that of the differences."""
@@ -467,6 +488,96 @@ class TestSemanticUpperBoundLoss:
             criterion(*arguments, **options).total.backward()
         assert all(tensor.grad.any() for tensor in arguments[:4])
         assert options["labeled_features"].grad is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+class TestSemanticCrossEntropyLoss:
+    def inputs(self, seed=0):
+        logits, weight, features = normal(9, 5, seed=seed), normal(5, 4, seed=seed + 1), normal(9, 4, seed=seed + 2)
+        return (logits.requires_grad_(), weight.requires_grad_(), integers(5, 9, seed)), features.requires_grad_()
+
+    def test_equals_manual_composition_of_update_and_loss(self, kind):
+        options = {"class_weight": torch.arange(1.0, 6.0), "label_smoothing": 0.1, "reduction": "sum"}
+        criterion, statistics = SemanticCrossEntropyLoss(5, 4, kind, **options), SemanticCovariance(5, 4, kind)
+        for seed in range(3):
+            (logits, weight, labels), features = self.inputs(seed)
+            found = criterion(logits, weight, labels, features=features, strength=0.5)
+            statistics.update(features, labels)
+            samples = logits, weight, statistics.covariance, labels
+            assert torch.equal(found, plsp_kernels.semantic_cross_entropy(*samples, strength=0.5, **options))
+            assert_equal_states(criterion.covariance, statistics)
+
+    def test_gradients_reach_logits_and_weight_but_not_features(self, kind):
+        criterion = SemanticCrossEntropyLoss(5, 4, kind)
+        arguments, features = self.inputs()
+        # twice: the second call updates the statistics in place before the second backward
+        for _ in range(2):
+            criterion(*arguments, features=features, strength=0.5).backward()
+        assert all(tensor.grad.any() for tensor in arguments[:2])
+        assert features.grad is None
+
+    def test_evaluation_mode_changes_no_state(self, kind):
+        criterion = SemanticCrossEntropyLoss(5, 4, kind)
+        arguments, features = self.inputs()
+        trained = criterion(*arguments, features=features, strength=0.5)
+        before = copy.deepcopy(criterion)
+        criterion.eval()
+        assert torch.equal(criterion(*arguments, features=features, strength=0.5), trained)
+        assert_equal_states(criterion, before)
+
+    @pytest.mark.parametrize("ignore_index", [-100, 3])
+    def test_ignored_rows_enter_neither_loss_nor_covariances(self, kind, ignore_index):
+        (logits, weight, labels), features = self.inputs()
+        labels = torch.where(labels == 3, ignore_index, labels)
+        labels[2] = ignore_index
+        ignoring, fed = (SemanticCrossEntropyLoss(5, 4, kind, ignore_index=ignore_index) for _ in range(2))
+        kept = labels != ignore_index
+        found = ignoring(logits, weight, labels, features=features, strength=0.5)
+        wanted = fed(logits[kept], weight, labels[kept], features=features[kept], strength=0.5)
+        assert_same(found.detach(), wanted.detach(), 4 * EPS)
+        assert_equal_states(ignoring, fed)
+
+    @pytest.mark.parametrize(
+        ("name", "wrong"),
+        [("logits", torch.zeros(8, 5)), ("labels", torch.full((9,), 5)), ("features", torch.zeros(9, 3)),
+         ("strength", -1.0)],
+    )  # fmt: skip
+    def test_rejected_batch_changes_no_state(self, kind, name, wrong):
+        criterion = SemanticCrossEntropyLoss(5, 4, kind)
+        (logits, weight, labels), features = self.inputs()
+        given = {"logits": logits, "weight": weight, "labels": labels, "features": features, "strength": 0.5}
+        with pytest.raises(ValueError, match=r"^(logits|labels|features|strength) must"):
+            criterion(**given | {name: wrong})
+        assert not criterion.covariance.count.any()
+
+    def test_state_dict_round_trip_is_bit_exact(self, kind):
+        original, restored = (
+            SemanticCrossEntropyLoss(5, 4, kind, class_weight=torch.arange(1.0, 6.0)) for _ in range(2)
+        )
+        arguments, features = self.inputs()
+        original(*arguments, features=features, strength=0.5)
+        restored.load_state_dict(copy.deepcopy(original.state_dict()))
+        assert_equal_states(restored, original)
+
+    def test_compiled_module_equals_eager(self, kind):
+        eager = SemanticCrossEntropyLoss(5, 4, kind, ignore_index=1)
+        compiled = torch.compile(copy.deepcopy(eager), fullgraph=True, backend="aot_eager")
+        arguments, features = self.inputs()
+        found, wanted = (module(*arguments, features=features, strength=0.5) for module in (compiled, eager))
+        assert torch.equal(found, wanted)
+        gradients = [torch.autograd.grad(loss, arguments[:2]) for loss in (found, wanted)]
+        assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
+        assert_equal_states(compiled, eager)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"reduction": "average"}, "reduction"), ({"label_smoothing": 2.0}, "label_smoothing"), ({"impl": "c"}, "impl"),
+     ({"covariance": "dense"}, "kind"), ({"class_weight": torch.ones(4)}, "class_weight")],
+)  # fmt: skip
+def test_invalid_options_of_the_cross_entropy_are_refused_at_construction(options, message):
+    with pytest.raises(ValueError, match=f"^{message} must"):
+        SemanticCrossEntropyLoss(5, 4, **options)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -9,6 +9,7 @@ import torch
 import plsp_kernels
 from cases import FORMS, KINDS, assert_same, closed_form, make_problem
 from plsp_kernels import native, reference, torch_impl
+from plsp_kernels.batch import CrossEntropyResult, LabeledBatch
 from plsp_kernels.quadratic import centred_rows
 from plsp_kernels.step import Step, StepResult
 
@@ -439,6 +440,141 @@ class TestValidationOfSteps:
         expected = native.upper_bound(step._replace(**{name: rounded.float()}), None, True, True)
         for result, wanted in zip(found, expected, strict=True):
             assert torch.equal(result, wanted)
+
+
+def make_batch(num_rows=17, num_classes=7, num_features=5, *, kind="full", **changes):
+    """A batch in float32, with class weights and label smoothing."""
+    problem = make_problem(num_rows, 0, num_classes, num_features, kind=kind, dtype=torch.float32)
+    samples = problem.labeled_logits, problem.weight, problem.covariance, problem.labels
+    batch = LabeledBatch(*samples, problem.class_thresholds, number(0.3), 0.1, -100, "none")
+    return batch._replace(**changes)
+
+
+def cross_entropy(batch, version, upstream=None, need_logits=True, need_weight=True):
+    with closed_form(version):
+        return native.cross_entropy(batch, upstream, need_logits, need_weight)
+
+
+def assert_cross_entropy_agrees(batch, version, upstream=None):
+    is_float = [isinstance(value, torch.Tensor) and value.is_floating_point() for value in batch]
+    double = [value.double() if floats else value for value, floats in zip(batch, is_float, strict=True)]
+    truth = torch_impl.cross_entropy(LabeledBatch(*double), upstream, True, True)
+    found = cross_entropy(batch, version, upstream)
+    for name, result, expected in zip(CrossEntropyResult._fields, found, truth, strict=True):
+        assert result.shape == expected.shape, name
+        assert_same(result, expected, 4e-6, name)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+class TestCrossEntropy:
+    @pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 8, 9, 16, 17, 33])
+    @pytest.mark.parametrize("num_classes", [2, 9, 24])
+    def test_blocks_of_any_size_agree(self, num_classes, count, version):
+        batch = make_batch(count, num_classes)
+        batch.labels[: count // 2] = 1  # one class with many samples
+        assert_cross_entropy_agrees(batch, version, torch.arange(count) % 5 - 1.5)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("num_features", [1, 8, 19, 84])
+    @pytest.mark.parametrize("num_classes", [3, 16])
+    def test_shapes_agree(self, num_classes, num_features, kind, version):
+        assert_cross_entropy_agrees(make_batch(17, num_classes, num_features, kind=kind), version)
+
+    @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+    @pytest.mark.parametrize("ignore_index", [-100, 2])
+    @pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 1.0])
+    @pytest.mark.parametrize("weighted", [True, False])
+    def test_options_agree(self, weighted, label_smoothing, ignore_index, reduction, version):
+        batch = make_batch(label_smoothing=label_smoothing, ignore_index=ignore_index, reduction=reduction)
+        batch.labels[1] = ignore_index
+        batch.logits[1] = math.nan
+        assert_cross_entropy_agrees(batch if weighted else batch._replace(class_weight=None), version)
+
+    def test_rows_that_are_all_ignored_have_no_loss(self, version):
+        batch = make_batch(3, ignore_index=2)
+        batch.labels.fill_(2)
+        for reduction in ("mean", "none"):
+            found = cross_entropy(batch._replace(reduction=reduction), version)
+            assert not any(value.any() for value in found)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_unneeded_gradients_are_empty_and_change_nothing(self, kind, version):
+        batch = make_batch(kind=kind, reduction="mean")
+        both = cross_entropy(batch, version)
+        for need in ((True, False), (False, True), (False, False)):
+            found = cross_entropy(batch, version, None, *need)
+            assert torch.equal(found.loss, both.loss)
+            for gradient, needed, expected in zip(found[1:], need, both[1:], strict=True):
+                assert torch.equal(gradient, expected) if needed else gradient.shape == (0,)
+
+    @pytest.mark.parametrize("scale", [1e4, 1e-4])
+    def test_extreme_logits_agree(self, scale, version):
+        batch = make_batch()
+        assert_cross_entropy_agrees(batch._replace(logits=scale * batch.logits), version)
+
+    def test_small_losses_keep_their_relative_precision(self, version):
+        batch = make_batch(1, 3, 3, class_weight=None, label_smoothing=0.0)
+        batch.labels[0], batch.logits[0] = 0, torch.tensor([30.0, 0.0, -1.0])
+        exact = torch_impl.cross_entropy(
+            batch._replace(logits=batch.logits.double(), weight=batch.weight.double()), None, False, False
+        )
+        assert 0 < float(exact.loss) < 1e-8
+        torch.testing.assert_close(cross_entropy(batch, version).loss.double(), exact.loss, rtol=1e-5, atol=0)
+
+    def test_excluded_classes_have_finite_gradients(self, version):
+        batch = make_batch(class_weight=None, label_smoothing=0.0)
+        batch.labels.clamp_(max=4)
+        batch.logits[:, 5:] = -math.inf
+        batch.labels[3], batch.logits[3, 1:] = 0, -math.inf  # no class is left besides the label
+        batch.logits[4, batch.labels[4]] = -math.inf
+        found = cross_entropy(batch, version)
+        assert found.loss[3] == 0
+        assert found.loss[4] == math.inf
+        assert found.grad_logits.isfinite().all()
+        assert found.grad_weight.isfinite().all()
+
+    def test_nearly_equal_rows_do_not_cancel(self, version):
+        batch = make_batch(num_features=84, class_weight=None, label_smoothing=0.0, strength=number(2.0))
+        batch.weight[2] += 30.0
+        batch.weight[5] = batch.weight[2] * (1 + 1e-3)
+        batch.labels[:8], batch.labels[8:] = 2, 5
+        batch.logits[:, [0, 1, 3, 4, 6]] = -math.inf
+        assert_cross_entropy_agrees(batch, version)
+
+    @pytest.mark.parametrize("value", [-1, 7, 2**40])
+    def test_out_of_range_labels_are_rejected(self, value, version):
+        batch = make_batch()
+        batch.labels[2] = value
+        with pytest.raises(IndexError, match=r"^labels must lie in \[0, 7\)"):
+            cross_entropy(batch, version)
+
+    def test_non_contiguous_and_half_precision_inputs_are_converted(self, version):
+        batch = make_batch()
+        batch = batch._replace(logits=batch.logits.half(), weight=batch.weight.bfloat16())
+        moved = batch._replace(logits=batch.logits.t().contiguous().t(), weight=batch.weight.t().contiguous().t())
+        wide = batch._replace(logits=batch.logits.float(), weight=batch.weight.float())
+        for found, expected in zip(cross_entropy(moved, version), cross_entropy(wide, version), strict=True):
+            assert torch.equal(found, expected)
+
+    @pytest.mark.parametrize("name", ["logits", "weight", "covariance", "labels", "class_weight"])
+    def test_tensors_of_other_shapes_are_rejected(self, name, version):
+        batch = make_batch()
+        with pytest.raises(ValueError, match="must have"):
+            cross_entropy(batch._replace(**{name: getattr(batch, name)[:-1]}), version)
+
+
+@pytest.mark.skipif(not VERSIONS, reason="not built")
+class TestDispatchOfTheCrossEntropy:
+    def test_small_batches_are_served_and_large_ones_left_to_operators(self):
+        assert native.batch_refusal(make_batch()) is None
+        assert native.batch_pays(make_batch())
+        assert not native.batch_pays(make_batch(3, 24, 400))
+        assert native.batch_refusal(make_batch(3, 25)) == "more than 24 classes"
+        assert "float64" in native.batch_refusal(make_batch()._replace(logits=torch.zeros(17, 7).double()))
+
+    def test_unsupported_batches_are_rejected(self):
+        with pytest.raises(ValueError, match="more than 24 classes"):
+            native.cross_entropy(make_batch(3, 25), None, True, True)
 
 
 @pytest.mark.skipif(not VERSIONS, reason="not built")

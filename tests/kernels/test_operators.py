@@ -29,8 +29,8 @@ def operator_inputs(name: str, kind: str, empty: bool, dtype: torch.dtype) -> li
     strength, large_strength = torch.tensor(STRENGTH), torch.tensor(300.0)
     rows = logits, gram, row_slots, strength
     log_odds = torch.ops.plsp.log_odds(*rows, "torch")
-    labeled_rows = problem.labeled_logits, gram, slots[: problem.labels.shape[0]], strength, problem.labels
-    target_log_odds = torch.ops.plsp.target_log_odds(*labeled_rows, "torch")
+    labeled = problem.labeled_logits, problem.weight, problem.covariance, problem.labels
+    weighted = problem.class_thresholds, strength, 0.1, -100
     flags = [(True, True), (True, False), (False, True), (False, False)]
     views = problem.labeled_logits, problem.weak_logits, problem.strong_logits
     step = *views, problem.weight, problem.covariance, problem.labels, problem.candidates
@@ -54,10 +54,6 @@ def operator_inputs(name: str, kind: str, empty: bool, dtype: torch.dtype) -> li
         ],
         "log_odds": [(*rows, "torch"), (*rows[:3], large_strength, "torch")],
         "log_odds_backward": [(*rows, log_odds, log_odds, *flag, "torch") for flag in flags],
-        "target_log_odds": [(*labeled_rows, "torch")],
-        "target_log_odds_backward": [
-            (*labeled_rows, target_log_odds, target_log_odds, *flag, "torch") for flag in flags
-        ],
         "probit_probabilities": [(*rows, 1.2, "torch")],
         "upper_bound": [
             *((*step, problem.pseudo_labels, None, *last, True, None, *flag, "torch") for flag in flags),
@@ -68,6 +64,13 @@ def operator_inputs(name: str, kind: str, empty: bool, dtype: torch.dtype) -> li
         "covariance_update": [
             (*statistics, problem.weight[: labels.shape[0]], labels, impl)
             for impl in (("torch", "native") if native.VERSIONS else ("torch",))
+        ],
+        "cross_entropy": [
+            *((*labeled, None, strength, 0.0, 2, "mean", None, *flag, "torch") for flag in flags),
+            (labeled[0].half(), *labeled[1:], *weighted, "sum", None, True, True, "torch"),
+            (*labeled, *weighted, "none", None, False, False, "torch"),
+            (*labeled, *weighted, "none", labeled[0][:, 0], True, True, "torch"),
+            *((*labeled, *weighted, "mean", None, *flag, "native") for flag in flags if native.VERSIONS),
         ],
         "curriculum_thresholds": [(assignments[1], 0.7, convex, "torch") for convex in (False, True)],
         "curriculum_update": [
@@ -82,13 +85,12 @@ OPERATORS = (
     "class_gram",
     "class_gram_backward",
     "covariance_update",
+    "cross_entropy",
     "curriculum_thresholds",
     "curriculum_update",
     "log_odds",
     "log_odds_backward",
     "probit_probabilities",
-    "target_log_odds",
-    "target_log_odds_backward",
     "upper_bound",
 )
 

@@ -60,11 +60,14 @@ def test_bound_is_tight_for_small_strengths(impl):
     assert 50 < gaps[0] / gaps[1] < 150
 
 
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.3])
 @pytest.mark.parametrize("impl", ["torch", "reference"])
-def test_cross_entropy_bounds_the_sampled_cross_entropy(impl):
+def test_cross_entropy_bounds_the_sampled_cross_entropy(impl, label_smoothing):
     (logits, weight, covariance, labels), log_probability = sample(5, 4, 0.5)
-    losses = -log_probability.gather(2, labels[:, None, None].expand(-1, NUM_DRAWS, 1))[:, :, 0]
-    bound = semantic_cross_entropy(logits, weight, covariance, labels, strength=0.5, reduction="none", impl=impl)
+    targets = (1 - label_smoothing) * torch.nn.functional.one_hot(labels, 5).double() + label_smoothing / 5
+    losses = -(targets[:, None, :] * log_probability).sum(2)
+    options = {"label_smoothing": label_smoothing, "reduction": "none", "impl": impl}
+    bound = semantic_cross_entropy(logits, weight, covariance, labels, strength=0.5, **options)
     assert (bound >= losses.mean(1) - 5 * losses.std(1) / NUM_DRAWS**0.5).all()
 
 

@@ -44,7 +44,6 @@ class Samples(NamedTuple):
     logits: Tensor
     gram: Tensor
     slots: Tensor
-    targets: Tensor
     grad_log_odds: Tensor
 
     def to(self, dtype: torch.dtype) -> "Samples":
@@ -70,7 +69,6 @@ def make_samples(num_classes: int, count: int = 5, num_slots: int = 3, seed: int
         logits=(3 * normal(count, num_classes)).bfloat16().double().to(DEVICE),  # exact in every dtype
         gram=(factor @ factor.mT).to(DEVICE),
         slots=(1 + torch.arange(count) % 2).to(DEVICE),
-        targets=torch.randint(num_classes, (count,), generator=generator).to(DEVICE),
         grad_log_odds=grad_log_odds.to(DEVICE),
     )
 
@@ -202,7 +200,7 @@ def test_weight_gradient_does_not_depend_on_the_number_of_splits(
 
 @pytest.mark.parametrize("num_classes", CLASS_COUNTS)
 def test_log_odds_and_gradients_equal_the_closed_form_in_float64(num_classes: int) -> None:
-    logits, gram, slots, _, grad_log_odds = make_samples(num_classes)
+    logits, gram, slots, grad_log_odds = make_samples(num_classes)
     log_odds = torch_impl.log_odds(Rows(logits, gram, slots, STRENGTH))
     assert_same(triton_impl.log_odds(Rows(fenced(logits), guarded(gram), guarded(slots), STRENGTH)), log_odds)
     gradients = triton_impl.log_odds_backward(
@@ -219,25 +217,8 @@ def test_log_odds_and_gradients_equal_the_closed_form_in_float64(num_classes: in
 
 
 @pytest.mark.parametrize("num_classes", CLASS_COUNTS)
-def test_target_log_odds_and_gradients_equal_the_closed_form_in_float64(num_classes: int) -> None:
-    logits, gram, slots, targets, grad_log_odds = make_samples(num_classes)
-    grad = grad_log_odds[:, 0].contiguous()
-    log_odds = torch_impl.target_log_odds(Rows(logits, gram, slots, STRENGTH), targets)
-    actual = triton_impl.target_log_odds(
-        Rows(fenced(logits), guarded(gram), guarded(slots), STRENGTH), guarded(targets)
-    )
-    assert_same(actual, log_odds)
-    fenced_rows = Rows(fenced(logits), guarded(gram), guarded(slots), STRENGTH)
-    gradients = triton_impl.target_log_odds_backward(
-        fenced_rows, guarded(targets), guarded(log_odds), guarded(grad), True, True
-    )
-    rows = Rows(logits, gram, slots, STRENGTH)
-    assert_same(gradients, torch_impl.target_log_odds_backward(rows, targets, log_odds, grad, True, True))
-
-
-@pytest.mark.parametrize("num_classes", CLASS_COUNTS)
 def test_probit_probabilities_equal_the_closed_form_in_float64(num_classes: int) -> None:
-    logits, gram, slots, _, _ = make_samples(num_classes)
+    logits, gram, slots, _ = make_samples(num_classes)
     actual = triton_impl.probit_probabilities(Rows(fenced(logits), guarded(gram), guarded(slots), STRENGTH), BETA)
     expected = torch_impl.probit_probabilities(Rows(logits, gram, slots, STRENGTH), BETA)
     torch.testing.assert_close(
@@ -250,16 +231,14 @@ def test_probit_probabilities_equal_the_closed_form_in_float64(num_classes: int)
 def test_pair_functions_are_as_accurate_as_plain_float32(dtype: torch.dtype, num_classes: int) -> None:
     exact = make_samples(num_classes)
     low, plain = exact.to(dtype), exact.to(torch.float32)
-    slots, targets = exact.slots, exact.targets
+    slots = exact.slots
 
     def run(impl: Any, samples: Samples) -> list[Tensor]:
         rows, grad = Rows(*samples[:2], slots, STRENGTH), samples.grad_log_odds
-        log_odds, target_log_odds = impl.log_odds(rows), impl.target_log_odds(rows, targets)
+        log_odds = impl.log_odds(rows)
         return [
             log_odds,
             *impl.log_odds_backward(rows, log_odds, grad, True, True),
-            target_log_odds,
-            *impl.target_log_odds_backward(rows, targets, target_log_odds, grad[:, 0].contiguous(), True, True),
             impl.probit_probabilities(rows, BETA),
         ]
 
@@ -267,24 +246,19 @@ def test_pair_functions_are_as_accurate_as_plain_float32(dtype: torch.dtype, num
         assert_as_accurate(*results)
 
 
-@pytest.mark.parametrize("name", ["log_odds_backward", "target_log_odds_backward"])
-def test_unneeded_gradients_are_empty_and_needed_ones_unchanged(name: str) -> None:
-    *tensors, targets, grad_log_odds = make_samples(7)
+def test_unneeded_gradients_are_empty_and_needed_ones_unchanged() -> None:
+    *tensors, grad_log_odds = make_samples(7)
     rows = Rows(*tensors, STRENGTH)
-    if name == "log_odds_backward":
-        args = (rows, triton_impl.log_odds(rows), grad_log_odds)
-    else:
-        args = (rows, targets, triton_impl.target_log_odds(rows, targets), grad_log_odds[:, 0].contiguous())
-    backward = getattr(triton_impl, name)
-    both = backward(*args, True, True)
+    args = (rows, triton_impl.log_odds(rows), grad_log_odds)
+    both = triton_impl.log_odds_backward(*args, True, True)
     for need in ((True, False), (False, True), (False, False)):
-        for gradient, needed, expected in zip(backward(*args, *need), need, both, strict=True):
+        for gradient, needed, expected in zip(triton_impl.log_odds_backward(*args, *need), need, both, strict=True):
             assert torch.equal(gradient, expected) if needed else gradient.shape == (0,)
 
 
 @pytest.mark.parametrize("num_classes", [7, 41])
 def test_slots_without_samples_have_zero_gradient(num_classes: int) -> None:
-    logits, gram, slots, _, grad_log_odds = make_samples(num_classes, count=11)
+    logits, gram, slots, grad_log_odds = make_samples(num_classes, count=11)
     slots = torch.ones_like(slots)
     rows = Rows(logits, gram, slots, STRENGTH)
     args = (rows, triton_impl.log_odds(rows), grad_log_odds, False, True)
@@ -296,7 +270,7 @@ def test_slots_without_samples_have_zero_gradient(num_classes: int) -> None:
 
 
 def test_gram_gradient_is_symmetric_with_rows_that_sum_to_zero() -> None:
-    *tensors, _, grad_log_odds = make_samples(41)
+    *tensors, grad_log_odds = make_samples(41)
     rows = Rows(*tensors, STRENGTH)
     grad_gram = triton_impl.log_odds_backward(rows, triton_impl.log_odds(rows), grad_log_odds, False, True)[1]
     assert torch.equal(grad_gram, grad_gram.mT)
@@ -309,10 +283,10 @@ def test_non_contiguous_inputs_give_the_same_bits() -> None:
             return type(value)(*map(scattered_fields, value))
         return scattered(value) if isinstance(value, Tensor) and value.numel() and value.dim() else value
 
-    *tensors, targets, grad_log_odds = make_samples(7)
+    *tensors, grad_log_odds = make_samples(7)
     rows = Rows(*tensors, STRENGTH)
     weight, covariance, classes, grad_gram = make_classifier(7, 19, "full")
-    log_odds, gradient = triton_impl.log_odds(rows), grad_log_odds[:, 0].contiguous()
+    log_odds = triton_impl.log_odds(rows)
     variances, no_product = covariance[:, 0].contiguous(), weight.new_empty(0, 7, 19)
     calls: list[tuple[str, tuple[Any, ...]]] = [
         ("class_gram", (weight, covariance, classes, True)),
@@ -322,8 +296,6 @@ def test_non_contiguous_inputs_give_the_same_bits() -> None:
         ("class_activation_labels", (rows.logits, rows.logits > -3)),
         ("log_odds", (rows,)),
         ("log_odds_backward", (rows, log_odds, grad_log_odds, True, True)),
-        ("target_log_odds", (rows, targets)),
-        ("target_log_odds_backward", (rows, targets, log_odds[:, 0].contiguous(), gradient, True, True)),
         ("probit_probabilities", (rows, BETA)),
     ]
     for name, args in calls:
@@ -369,7 +341,7 @@ def test_class_activation_ties_go_to_the_lowest_class(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("num_classes", [2, 41])
 def test_extreme_logits_and_quadratic_forms_stay_exact(num_classes: int) -> None:
-    logits, gram, slots, targets, grad_log_odds = make_samples(num_classes)
+    logits, gram, slots, grad_log_odds = make_samples(num_classes)
     logits = torch.where(logits > 0, 1e4, -1e4) + logits
     gram = gram * (200 / float(gram.max()))
     for strength in (1.0, 0.0):
@@ -378,11 +350,10 @@ def test_extreme_logits_and_quadratic_forms_stay_exact(num_classes: int) -> None
         assert_same(triton_impl.log_odds(rows), log_odds)
         args = (rows, log_odds, grad_log_odds, True, True)
         assert_same(triton_impl.log_odds_backward(*args), torch_impl.log_odds_backward(*args), 1e-10)
-        assert_same(triton_impl.target_log_odds(rows, targets), torch_impl.target_log_odds(rows, targets))
 
 
 def test_tile_of_excluded_classes_keeps_other_log_odds_exact() -> None:
-    logits, gram, slots, _, _ = make_samples(130)
+    logits, gram, slots, _ = make_samples(130)
     logits[:, :70] = -math.inf
     actual = triton_impl.log_odds(Rows(logits, gram, slots, STRENGTH))
     assert_same(actual[:, 70:], torch_impl.log_odds(Rows(logits[:, 70:], gram[:, 70:, 70:], slots, STRENGTH)))
@@ -424,17 +395,12 @@ def test_normal_tail_is_relatively_accurate_until_it_underflows(
 
 @pytest.mark.parametrize("num_classes", [7, 41])
 def test_excluded_classes_have_finite_gradients(num_classes: int) -> None:
-    logits, gram, slots, targets, grad_log_odds = make_samples(num_classes)
+    logits, gram, slots, grad_log_odds = make_samples(num_classes)
     logits[:, ::2] = -math.inf
-    logits[0, targets[0]] = -math.inf
     logits[1, :] = -math.inf
     logits[1, 1] = 0.0  # a single class is left: without any other, its log-odds are infinite
     rows = Rows(logits, gram, slots, STRENGTH)
     gradients = triton_impl.log_odds_backward(rows, triton_impl.log_odds(rows), grad_log_odds + 1, True, True)
-    grad = grad_log_odds[:, 0].contiguous() + 1
-    gradients += triton_impl.target_log_odds_backward(
-        rows, targets, triton_impl.target_log_odds(rows, targets), grad, True, True
-    )
     for gradient in gradients:
         assert gradient.isfinite().all()
     probabilities = triton_impl.probit_probabilities(rows, BETA)
@@ -442,24 +408,16 @@ def test_excluded_classes_have_finite_gradients(num_classes: int) -> None:
     assert probabilities.isfinite().all()
 
 
-def test_rows_with_slot_or_target_out_of_range_are_nan() -> None:
-    logits, gram, slots, targets, grad_log_odds = make_samples(7)
+def test_rows_with_slot_out_of_range_are_nan() -> None:
+    logits, gram, slots, grad_log_odds = make_samples(7)
     good = Rows(logits, guarded(gram), slots, STRENGTH)
     for wrong in (-1, 3, 2**40):
         bad = good._replace(slots=slots.clone())
         bad.slots[2] = wrong
         results = [triton_impl.log_odds(bad), triton_impl.probit_probabilities(bad, BETA)]
         expected = [triton_impl.log_odds(good), triton_impl.probit_probabilities(good, BETA)]
-        grad = grad_log_odds[:, 0].contiguous()
         results += [triton_impl.log_odds_backward(bad, results[0], grad_log_odds, True, True)[0]]
         expected += [triton_impl.log_odds_backward(good, expected[0], grad_log_odds, True, True)[0]]
-        for rows, indices in ((bad, targets), (good, targets.clone())):
-            if rows is good:
-                indices[2] = wrong if wrong != 3 else 7
-            results += [triton_impl.target_log_odds(rows, indices)]
-            results += [triton_impl.target_log_odds_backward(rows, indices, results[-1], grad, True, True)[0]]
-            expected += [triton_impl.target_log_odds(good, targets)]
-            expected += [triton_impl.target_log_odds_backward(good, targets, expected[-1], grad, True, True)[0]]
         others = torch.tensor([0, 1, 3, 4], device=DEVICE)
         for found, truth in zip(results, expected, strict=True):
             assert found[2].isnan().all()
@@ -470,17 +428,11 @@ def test_rows_with_slot_or_target_out_of_range_are_nan() -> None:
 
 
 def test_empty_batches_return_empty_rows_and_zero_gram_gradients() -> None:
-    _, gram, slots, _, _ = make_samples(7)
+    _, gram, slots, _ = make_samples(7)
     none, slots = gram.new_zeros(0, 7), slots[:0]
     assert triton_impl.log_odds(Rows(none, gram, slots, STRENGTH)).shape == (0, 7)
     assert triton_impl.probit_probabilities(Rows(none, gram, slots, STRENGTH), BETA).shape == (0, 7)
-    assert triton_impl.target_log_odds(Rows(none, gram, slots, STRENGTH), slots).shape == (0,)
     gradients = triton_impl.log_odds_backward(Rows(none, gram, slots, STRENGTH), none, none, True, True)
-    assert gradients[0].shape == (0, 7)
-    assert torch.equal(gradients[1], torch.zeros_like(gram))
-    gradients = triton_impl.target_log_odds_backward(
-        Rows(none, gram, slots, STRENGTH), slots, none[:, 0], none[:, 0], True, True
-    )
     assert gradients[0].shape == (0, 7)
     assert torch.equal(gradients[1], torch.zeros_like(gram))
 
@@ -500,7 +452,7 @@ def test_zero_slots_give_a_zero_weight_gradient(kind: str) -> None:
 
 def test_results_do_not_depend_on_the_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """At these sizes one tile usually suffices; the smallest tiles make every loop run several times."""
-    *tensors, targets, grad_log_odds = make_samples(41)
+    *tensors, grad_log_odds = make_samples(41)
     rows = Rows(*tensors, STRENGTH)
     warps = {"num_warps": 1, "num_stages": 1}
     monkeypatch.setattr(tiles, "row_blocks", lambda num_classes: {"BLOCK_L": 16, **warps})
@@ -510,19 +462,15 @@ def test_results_do_not_depend_on_the_tiles(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(tiles, "FUSED_GRAM_CLASSES", 0)
     args = (rows, torch_impl.log_odds(rows), grad_log_odds, True, True)
     assert_same(triton_impl.log_odds_backward(*args), torch_impl.log_odds_backward(*args))
-    log_odds = torch_impl.target_log_odds(rows, targets)
-    assert_same(triton_impl.target_log_odds(rows, targets), log_odds)
     labels = torch_impl.class_activation_labels(rows.logits, rows.logits > -3)
     assert torch.equal(triton_impl.class_activation_labels(rows.logits, rows.logits > -3), labels)
-    args = (rows, targets, log_odds, grad_log_odds[:, 0].contiguous(), True, True)
-    assert_same(triton_impl.target_log_odds_backward(*args), torch_impl.target_log_odds_backward(*args))
     weight, covariance, classes, _ = make_classifier(41, 19, "full")
     expected = torch_impl.class_gram(weight, covariance, classes, True)
     assert_same_gram(triton_impl.class_gram(weight, covariance, classes, True), expected)
 
 
 def test_repeated_calls_give_the_same_bits() -> None:
-    *tensors, _, grad_log_odds = make_samples(41).to(torch.float32)
+    *tensors, grad_log_odds = make_samples(41).to(torch.float32)
     rows = Rows(*tensors, STRENGTH)
     weight, covariance, classes, grad_gram = make_classifier(41, 19, "full").to(torch.float32)
 

@@ -32,9 +32,14 @@ KERNELS = {
     "logits_gradient",
     "gram_gradient",
     "probit",
-    "target_log_odds",
-    "target_logits_gradient",
-    "target_pair_gradient",
+    "label_groups",
+    "full_columns",
+    "diagonal_columns",
+    "label_rows",
+    "label_column_gradient",
+    "label_weight_gradient",
+    "label_weight_gradient diagonal",
+    "cross_entropy_totals",
 }
 
 

@@ -75,6 +75,26 @@ def test_gradients_have_the_dtype_of_their_inputs(dtype: torch.dtype) -> None:
     assert_close(found, wanted, 4 * torch.finfo(dtype).eps)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_cross_entropy_and_gradients_equal_the_closed_form(dtype: torch.dtype, reduction: str) -> None:
+    problem = problem_of(dtype).leaves(("weak_logits", "weight"))
+
+    def run(impl: str) -> dict[str, Tensor]:
+        losses = plsp_kernels.semantic_cross_entropy(
+            *(problem.weak_logits, problem.weight, problem.covariance, problem.pseudo_labels),
+            strength=0.3,
+            class_weight=problem.class_thresholds,
+            label_smoothing=0.1,
+            reduction=reduction,
+            impl=impl,
+        )
+        weights = torch.arange(losses.numel(), device=DEVICE).view(losses.shape) - 2.5
+        return problem.gradients((losses * weights).sum(), ("weak_logits", "weight")) | {"losses": losses.detach()}
+
+    assert_close(run("triton"), run("torch"), 1e-12 if dtype == torch.float64 else 4 * torch.finfo(dtype).eps)
+
+
 # Operators and compilation
 
 
@@ -84,7 +104,7 @@ def test_opcheck_passes() -> None:
     gram, product = torch.ops.plsp.class_gram(problem.weight, problem.covariance, problem.labels, True, "torch")
     rows = problem.labeled_logits, gram, torch.arange(2, device=DEVICE), numbers[0]
     log_odds = torch.ops.plsp.log_odds(*rows, "torch")
-    target = torch.ops.plsp.target_log_odds(*rows, problem.labels, "torch")
+    labeled = problem.labeled_logits, problem.weight, problem.covariance, problem.labels
     views = problem.labeled_logits, problem.weak_logits.half(), problem.strong_logits
     step = *views, problem.weight, problem.covariance, problem.labels, problem.candidates
     upstream = torch.tensor([0.5, 0.0, 2.0], device=DEVICE)
@@ -94,8 +114,7 @@ def test_opcheck_passes() -> None:
         "class_gram_backward": (gram + gram.mT, problem.weight, problem.covariance, problem.labels, product),
         "log_odds": rows,
         "log_odds_backward": (*rows, log_odds, log_odds, True, True),
-        "target_log_odds": (*rows, problem.labels),
-        "target_log_odds_backward": (*rows, problem.labels, target, target, True, True),
+        "cross_entropy": (*labeled, problem.class_thresholds, numbers[0], 0.1, -100, "mean", None, True, True),
         "probit_probabilities": (*rows, 1.2),
         "upper_bound": (*step, None, None, problem.class_thresholds, *numbers, 1.2, True, upstream, True, True),
     }
@@ -148,13 +167,23 @@ class PeakMemory(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize(("shape", "mebibytes"), [("cifar100", 64), ("large", 512), ("large-diagonal", 512)])
-def test_extra_memory_of_a_step_stays_within_the_budget(shape: str, mebibytes: int) -> None:
+@pytest.mark.parametrize(
+    ("function", "shape", "mebibytes"),
+    [
+        (LOSS, "cifar100", 64),
+        (LOSS, "large", 512),
+        (LOSS, "large-diagonal", 512),
+        ("semantic_cross_entropy", "cifar100", 32),
+        ("semantic_cross_entropy", "large", 64),
+        ("semantic_cross_entropy", "large-diagonal", 96),
+    ],
+)
+def test_extra_memory_stays_within_the_budget(function: str, shape: str, mebibytes: int) -> None:
     def launch(*args: Any, **options: Any) -> None:
         """Unlike the recorder, keep no reference to the arguments."""
 
     with PeakMemory() as memory, recording(), mock.patch.object(tiles, "launch", launch):
-        call(LOSS, SHAPES[shape], "float32", "triton")
+        call(function, SHAPES[shape], "float32", "triton")
     num_classes, num_features, kind = SHAPES[shape][3:]
     covariance = 4 * num_classes * num_features * (num_features if kind == "full" else 1)
     assert memory.peak - covariance <= mebibytes * 2**20
