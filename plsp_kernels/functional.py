@@ -288,7 +288,7 @@ def batch_loss(batch: LabeledBatch, impl: str) -> Tensor:
         return ops.cross_entropy(batch, impl)
     logits, weight = _compute_dtype(batch.logits, batch.weight)
     batch = batch_replace(batch, logits=logits, weight=weight)
-    return without_autocast(weight.device.type, reference.semantic_cross_entropy, batch)
+    return without_autocast(weight.device.type, reference.labeled_batch_loss, batch)
 
 
 @torch.no_grad()

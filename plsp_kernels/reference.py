@@ -48,7 +48,15 @@ def semantic_log_softmax(
     return logits - _adjusted_exponents(logits, weight, covariance, classes, strength).logsumexp(-1)
 
 
-def semantic_cross_entropy(batch: LabeledBatch) -> Tensor:
+def semantic_cross_entropy(
+    logits: Tensor, weight: Tensor, covariance: Tensor, labels: Tensor, *, strength: float | Tensor
+) -> Tensor:
+    """-log p_{i,y_i}, equation (14): the mean over the batch."""
+    scale = torch.as_tensor(strength, dtype=logits.dtype, device=logits.device)
+    return labeled_batch_loss(LabeledBatch(logits, weight, covariance, labels, None, scale, 0.0, -100, "mean"))
+
+
+def labeled_batch_loss(batch: LabeledBatch) -> Tensor:
     """Σ_j t_ij (log Σ_j' exp(z_ij' + (λ/2) u_j'yᵀ Σ_y u_j'y) - z_ij) with y = y_i: equation (14) for general targets t.
 
     With class weights v and label smoothing ε, t_ij = v_j ((1 - ε) [j = y] + ε/l).
@@ -110,8 +118,7 @@ def semantic_upper_bound_loss(step: Step) -> SemanticLoss:
         pseudo_labels = class_activation_labels(weak_logits.detach(), candidates)
 
     # (14): mean of -log p_{i,y_i} over the labelled batch
-    labeled = LabeledBatch(step.labeled_logits, weight, covariance, labels, None, strength, 0.0, -100, "mean")
-    supervised = semantic_cross_entropy(labeled)
+    supervised = semantic_cross_entropy(step.labeled_logits, weight, covariance, labels, strength=strength)
 
     # (11), (12): h_i Σ_j -p̂_ij log p^s_ij; the entropy of the target is constant and dropped from the KL divergence
     probabilities = probit_probabilities(

@@ -11,7 +11,6 @@ import plsp_kernels
 from benchmarks.shapes import Shape
 from benchmarks.subjects import NUM_INSTANCES
 from plsp_kernels import ops, reference
-from plsp_kernels.batch import LabeledBatch
 from plsp_kernels.functional import PAPER_BETA
 from plsp_kernels.step import Step
 
@@ -65,8 +64,10 @@ def call(function: str, shape: Shape, dtype: str, impl: str) -> None:
     thresholds = _floats(given, shape.num_classes)
     arguments = *batch[:4], covariance, *batch[4:]
     if function != LOSS:
-        samples = batch.weak, batch.weight, covariance, _numbers(shape.num_unlabeled)
-        result = _row_function(function, impl)(*samples, strength=0.01)
+        run = (
+            getattr(reference, function) if impl == "reference" else partial(getattr(plsp_kernels, function), impl=impl)
+        )
+        result = run(batch.weak, batch.weight, covariance, _numbers(shape.num_unlabeled), strength=0.01)
         if result.requires_grad:
             result.backward(torch.empty_like(result))
     elif impl == "reference":
@@ -75,19 +76,6 @@ def call(function: str, shape: Shape, dtype: str, impl: str) -> None:
     else:
         loss = plsp_kernels.semantic_upper_bound_loss(*arguments, strength=0.01, thresholds=thresholds, impl=impl)
         loss.total.backward()
-
-
-def _row_function(name: str, impl: str) -> Callable[..., Tensor]:
-    if impl != "reference":
-        return partial(getattr(plsp_kernels, name), impl=impl)
-    if name != "semantic_cross_entropy":
-        return getattr(reference, name)
-
-    def cross_entropy(logits: Tensor, weight: Tensor, covariance: Tensor, labels: Tensor, strength: float) -> Tensor:
-        options = None, torch.tensor(strength), 0.0, -100, "mean"
-        return reference.semantic_cross_entropy(LabeledBatch(logits, weight, covariance, labels, *options))
-
-    return cross_entropy
 
 
 def _update_covariance(shape: Shape, dtype: torch.dtype, impl: str) -> None:
