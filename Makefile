@@ -18,7 +18,7 @@ help:
 	@echo "make demo         set up, then run the whole pipeline on scikit-learn's digits with ambiguous labels"
 	@echo "make test         set up, then run the whole test suite"
 	@echo "make lint         set up, then ruff and mypy"
-	@echo "make bench        set up, then measure everything against the eager reference (about 25 minutes)"
+	@echo "make bench        set up, then measure everything against eager PyTorch (long)"
 	@echo "make format       let ruff rewrite the code in the project's style"
 	@echo "make docs         set up, then build the documentation site into build/docs; warnings are errors"
 	@echo "make linkcheck    set up, then check the external links of the documentation (needs a network)"

@@ -1,6 +1,6 @@
 """Benchmark the loss, its functions and its state updates against eager PyTorch, in one run.
 
-    python -m benchmarks            # everything: about 25 minutes, mostly at the large shapes
+    python -m benchmarks            # everything: long, most of it at the large shapes
     python -m benchmarks --quick    # under a minute: small shapes in full, cifar100 without the eager reference
 
 Appends rows to benchmarks/results/<machine>.csv and draws figures next to it; --quick only prints.

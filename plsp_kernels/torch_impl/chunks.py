@@ -8,7 +8,7 @@ from torch import Tensor
 PAIR_BYTES = 64 * 2**20
 """Upper bound on the temporaries of one chunk, in total."""
 
-_CACHE_BYTES = 16 * 2**20  # chunks of this size stay in cache between operations
+_CACHE_BYTES = 4 * 2**20  # chunks of this size stay in cache between operations
 _LIVE_TENSORS = 4  # pair tensors that the elementwise operations of a chunk keep alive at once
 
 

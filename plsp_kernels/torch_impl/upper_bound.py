@@ -32,9 +32,8 @@ class ClassMatrices(NamedTuple):
     """
 
     product: Tensor  # (U, l, d): T
-    gram: Tensor  # (U, l, l): G
+    gram: Tensor  # (U, l, l): G, which may be overwritten by ∂L/∂G
     kernel: Tensor  # (U, l, l): exp(-λ G)
-    grad_gram: Tensor  # (U, l, l): ∂L/∂G
 
 
 def upper_bound(step: Step, upstream: Tensor | None, need_logits: bool, need_weight: bool) -> StepResult:
@@ -129,8 +128,8 @@ def _subset(step: Step, labeled: Tensor, unlabeled: Tensor | slice) -> Step:
 
 def _class_matrices(num_slots: int, weight: Tensor) -> ClassMatrices:
     num_classes, num_features = weight.shape
-    gram, kernel, grad_gram = (weight.new_empty(num_slots, num_classes, num_classes) for _ in range(3))
-    return ClassMatrices(weight.new_empty(num_slots, num_classes, num_features), gram, kernel, grad_gram)
+    gram, kernel = (weight.new_empty(num_slots, num_classes, num_classes) for _ in range(2))
+    return ClassMatrices(weight.new_empty(num_slots, num_classes, num_features), gram, kernel)
 
 
 def _add_part(
@@ -140,9 +139,10 @@ def _add_part(
 
     Adds to the gradient of the weight: 2 Σ_y H_y T_y with H = ∂L/∂G.
     """
-    product, gram, *pairs = (matrix[: classes.shape[0]] for matrix in matrices)
+    product, gram, kernel = (matrix[: classes.shape[0]] for matrix in matrices)
     write_class_gram(step.weight, step.covariance, classes, gram, product)
-    sums, grad_gram = term_sums(step, _rows(step, gram, slots), wanted, PairMatrices(*pairs))
+    # ∂L/∂G may overwrite G: log-odds and probit have read it by then.
+    sums, grad_gram = term_sums(step, _rows(step, gram, slots), wanted, PairMatrices(kernel, grad_gram=gram))
     if wanted.need_weight:
         # H_y is symmetric: stacking the slots gives the sum over y as one GEMM without a transposing copy.
         stacked = grad_gram.view(-1, gram.shape[1]).t(), product.view(-1, product.shape[2])
