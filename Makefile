@@ -12,7 +12,7 @@ NATIVE := $(wildcard plsp_kernels/native/*.c plsp_kernels/native/*.h)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint format bench clean
-.PHONY: docs linkcheck coverage sanitize test-lowest gpu-check ptx ptx-sm_80 ptx-sm_90 soak fuzz audit
+.PHONY: docs linkcheck coverage sanitize test-lowest gpu-check ptx ptx-sm_80 ptx-sm_90 soak fuzz audit scale
 
 help:
 	@echo "make demo         set up, then run the whole pipeline on scikit-learn's digits with ambiguous labels"
@@ -28,6 +28,7 @@ help:
 	@echo "make soak         set up, then kill runs at least 300 times and compare them with undisturbed ones"
 	@echo "make fuzz         set up, then feed 20,000 broken files to everything that reads files"
 	@echo "make audit        set up, then look for known vulnerabilities and list licences (needs a network)"
+	@echo "make scale        set up, then train on a set larger than its memory limit and report the peak"
 	@echo "make gpu-check    set up, then run tests and benchmark on a GPU, time its kernels, and write one file to send"
 	@echo "make test-lowest  run the test suite with the oldest supported versions (needs Python 3.10, several GB)"
 	@echo "make clean        remove the environment and caches"
@@ -108,6 +109,10 @@ format: $(STAMP)
 $(DOCS_STAMP): $(STAMP) requirements-docs.lock
 	$(RUN) -m pip install --quiet --no-deps --require-hashes --requirement requirements-docs.lock
 	touch $@
+
+# A run on a memory-mapped set of 2.6 GB, sparse on the disk, and its peak memory.
+scale: $(STAMP)
+	OMP_NUM_THREADS=1 PLSP_TEST_SCALE=1 $(RUN) -m pytest -rP tests/train/test_scale.py -k peak
 
 docs: $(DOCS_STAMP)
 	$(RUN) docs/cli_reference.py

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from plsp_train.checkpoint import has_checkpoint
 from plsp_train.command import explain_import
@@ -15,16 +15,15 @@ from plsp_train.data import DATASETS, Source
 from plsp_train.determinism import deterministic_algorithms
 from plsp_train.distributed import (
     RankLost,
+    agree,
     is_main,
+    launch_id,
     one_rank_first,
     pick_device,
     print_error,
     process_group,
-    remember_start,
-    was_restarted,
-    will_restart,
 )
-from plsp_train.files import locked
+from plsp_train.files import locked, write_atomically
 from plsp_train.methods import METHODS
 from plsp_train.preparation import load_source, unused_data_settings
 from plsp_train.rules import PRESETS
@@ -100,7 +99,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     try:
         given = (read_config_file(file) if file else {}) | options
-        resume = resume or _is_restart(given.get("out", ""))
         if resume:
             given = _resumed_settings(given)
         config = build_config(given)  # refuses invalid settings before anything is loaded
@@ -117,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if is_main():
                 _warn_of_unused(given, config, source)
             with deterministic_algorithms(config.deterministic):
-                return _run(config, source, resume, profile)
+                return _run(config, source, given, resume, profile)
     except RankLost as error:
         print_error(f"plsp_train: {error}", is_consequence=True)
         return 1
@@ -140,17 +138,33 @@ def _warn_of_unused(given: dict[str, Any], config: Config, source: Source) -> No
         print(f"plsp_train: warning: {message}", file=sys.stderr)
 
 
-def _run(config: Config, source: Source, resume: bool, profile: bool) -> int:
-    run = train_folds if config.folds and not config.fold else train
+def _run(config: Config, source: Source, given: dict[str, Any], resume: bool, profile: bool) -> int:
+    if launch_id() and not config.out:
+        raise ValueError("torchrun --max-restarts needs --out, the directory from which a restarted run resumes")
     if not is_main():  # writes nothing; --resume reads from --out
-        return run(config, source, Path(config.out), resume=resume, profile=profile)
+        return _train(config, source, given, _Start(Path(config.out), resume, profile))
     out = Path(config.out) if config.out else _fresh_directory(config)
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
-        if not resume and _holds_run(out):
+        is_restart = not resume and _is_restart(out)
+        if not resume and not is_restart and _holds_run(out):
             raise ValueError(f"{out} already holds a run: add --resume to continue it, or choose another --out")
-        remember_start(out)
-        return run(config, source, out, resume=resume, profile=profile)
+        return _train(config, source, given, _Start(out, resume, profile, is_restart))
+
+
+class _Start(NamedTuple):
+    out: Path
+    resume: bool
+    profile: bool
+    is_restart: bool = False
+
+
+def _train(config: Config, source: Source, given: dict[str, Any], start: _Start) -> int:
+    resume = start.resume
+    if any(agree(start.is_restart)):  # which rank 0 knows
+        config, resume = build_config(_resumed_settings(given), source), True
+    run = train_folds if config.folds and not config.fold else train
+    return run(config, source, start.out, resume=resume, profile=start.profile)
 
 
 def _resumed_settings(given: dict[str, Any]) -> dict[str, Any]:
@@ -174,11 +188,13 @@ def _holds_run(out: Path) -> bool:
     return has_checkpoint(out) or (out / "fold1").exists()
 
 
-def _is_restart(out: str) -> bool:
-    """Whether torchrun has restarted a run that has reached its first checkpoint."""
-    if will_restart() and not out:
-        raise ValueError("torchrun --max-restarts needs --out, the directory from which a restarted run resumes")
-    return was_restarted(Path(out)) and _holds_run(Path(out))
+def _is_restart(out: Path) -> bool:
+    """Whether an earlier attempt of this launch of torchrun has written a checkpoint here. The first leaves a note."""
+    launch, note = launch_id(), out / ".launch"
+    is_restart = bool(launch) and _holds_run(out) and note.exists() and note.read_text(encoding="utf-8") == launch
+    if launch and not _holds_run(out):
+        write_atomically(note, launch.encode())
+    return is_restart
 
 
 def _fresh_directory(config: Config) -> Path:

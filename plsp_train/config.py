@@ -102,7 +102,7 @@ class Config:
     impl: str = _setting("auto", "execution", "implementation of the loss", IMPLEMENTATIONS)
     out: str = _setting("", "execution", "output directory (default: a new one in runs, named after the settings)")
     tensorboard: bool = _setting(False, "execution", "also write TensorBoard logs")
-    workers: int = _setting(0, "execution", "processes that decode a folder's images; 0: one per core")
+    workers: int = _setting(0, "execution", "processes that decode or read a folder's images; 0: one per core")
     plugin: str = _setting(
         "", "execution", "modules to import first, separated by commas: they register names of yours"
     )

@@ -13,11 +13,11 @@ Without torchrun, or with one rank, there is no process group and every function
 
 import os
 import re
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -128,24 +128,13 @@ def from_all_ranks(*columns: Tensor) -> list[Tensor]:
     return list(columns) if group is None else gather_rows(group, *columns)
 
 
-def will_restart() -> bool:
-    """Whether torchrun starts the run again if a worker fails."""
-    return _by_torchrun() and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0
-
-
-def remember_start(out: Path) -> None:
-    """Note for restarts that this launch of torchrun trains into the directory."""
-    if will_restart():
-        _launch_store().set(_start_key(out), "")
-
-
-def was_restarted(out: Path) -> bool:
-    """Whether an earlier attempt of this launch of torchrun trained into the directory."""
-    return will_restart() and _launch_store().check([_start_key(out)])
-
-
-def _start_key(out: Path) -> str:
-    return f"plsp/start/{out.resolve()}"
+def launch_id() -> str:
+    """Identifies a launch of torchrun that restarts failed workers, over all attempts; empty for any other process."""
+    if not _by_torchrun() or int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) == 0:
+        return ""
+    run_id = os.environ["TORCHELASTIC_RUN_ID"]
+    # Without an id of its own, torchrun keeps rank 0 below the same agent.
+    return f"{socket.gethostname()} {os.getppid()}" if run_id == "none" else run_id
 
 
 def print_error(text: str, *, is_consequence: bool = False) -> None:
@@ -170,18 +159,13 @@ def _store() -> dist.Store:
     return _store_at(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])
 
 
-def _launch_store() -> dist.Store:
-    """The store of all attempts: each has its own prefix in it."""
-    store = _store()
-    while isinstance(store, dist.PrefixStore):
-        store = store.underlying_store
-    return store
-
-
 @cache
 def _store_at(address: str, port: str) -> dist.Store:
     store, _, _ = next(dist.rendezvous("env://"))
-    return store
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return store
+    # torchrun's own store outlives an attempt, and holds the addresses of its workers.
+    return dist.PrefixStore(f"attempt{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
 
 
 def _launched() -> bool:

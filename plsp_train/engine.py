@@ -23,6 +23,8 @@ from plsp_train.checkpoint import load_checkpoint, save_checkpoint
 from plsp_train.config import Config
 from plsp_train.console import Reporter
 from plsp_train.data import TrainTestData, build_augmentation
+from plsp_train.data.candidate_sets import AnyCandidates, CandidateSets
+from plsp_train.data.mapped import Inputs
 from plsp_train.distributed import agree, from_all_ranks, is_main, num_ranks, pick_device
 from plsp_train.files import write_json
 from plsp_train.methods import Iteration, Task, build_method
@@ -35,6 +37,7 @@ from plsp_train.validation import CRITERIA, criteria_of_instances, hold_out, mea
 
 CHECKPOINT_FORMAT = 3
 LAST_EPOCHS = 10  # averaged in the summary
+_FINGERPRINT_CHUNK, _FINGERPRINT_IMAGES = 256, 4096
 LARGE_WEIGHT = 1e3  # trained weights are far below
 # What a checkpoint holds of an engine.
 _STATEFUL = ("model", "optimizer", "scaler", "method")
@@ -72,7 +75,7 @@ class Engine:
         self,
         config: Config,
         data: TrainTestData,
-        candidates: Tensor,
+        candidates: AnyCandidates,
         out: Path | None,
         reporter: Reporter,
         network: Network | None = None,
@@ -89,12 +92,12 @@ class Engine:
             device=self.device,
             memory_format=self.model.memory_format,
         )
-        true_labels = self.data.train_labels
+        true_labels, inputs = self.data.train_labels, self.data.train_inputs
         task = Task(
             config=config,
             model=self.model,
-            inputs=self.data.train_inputs.to(self.device),
-            candidates=candidates.to(self.device),
+            inputs=inputs.to(self.device) if isinstance(inputs, Tensor) else inputs,
+            candidates=CandidateSets.pack(candidates).to(self.device),
             true_labels=None if true_labels is None else true_labels.to(self.device),
             augmentation=self.augmentation,
             generator=torch.Generator().manual_seed(config.seed + 1),
@@ -495,10 +498,13 @@ def _check_checkpoint(path: Path, state: Any) -> None:
         raise ValueError(f"{path} is not a complete checkpoint: it lacks {', '.join(missing)}")
 
 
-def _fingerprint(inputs: Tensor, candidates: Tensor) -> str:
-    """Tells data that have changed since a checkpoint was written."""
+def _fingerprint(inputs: Inputs, candidates: AnyCandidates) -> str:
+    """Tells data that have changed since a checkpoint was written. Of images in a file, a sample is looked at."""
     digest = hashlib.blake2b(digest_size=16)
-    for tensor in (inputs, candidates):
-        digest.update(repr((tuple(tensor.shape), tensor.dtype)).encode())
-        digest.update(tensor.contiguous().numpy().data)
+    looked_at = inputs if isinstance(inputs, Tensor) else inputs.sample(_FINGERPRINT_IMAGES)
+    sets = CandidateSets.pack(candidates)
+    for shape, parts in ((inputs.shape, looked_at.split(_FINGERPRINT_CHUNK)), (sets.shape, [sets.bytes_of_rows()])):
+        digest.update(repr(tuple(shape)).encode())
+        for part in parts:
+            digest.update(part.contiguous().numpy().data)
     return digest.hexdigest()

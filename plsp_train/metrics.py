@@ -1,31 +1,37 @@
 """The trained network's logits of whole data sets, and F1 scores."""
 
+import math
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from plsp_train.data import Augmentation
+from plsp_train.data.mapped import Inputs, batches_of
+from plsp_train.data.transfer import to_device
 from plsp_train.distributed import from_all_ranks, own_shard
 from plsp_train.models import Network
 
 EVAL_BATCH = 2048
+_EVAL_NUMBERS = 2**23  # of the inputs of a batch: large images come in smaller batches
 
 
 @torch.no_grad()
-def own_logits(model: Network, inputs: Tensor, augmentation: Augmentation) -> Iterator[tuple[slice, Tensor]]:
+def own_logits(model: Network, inputs: Inputs, augmentation: Augmentation) -> Iterator[tuple[slice, Tensor]]:
     """Logits of un-augmented inputs in evaluation mode, for this rank's share of them: rows and their logits, by batch.
 
     There is at least one batch; it is empty if there are fewer inputs than ranks.
     """
     model.eval()
     device, shard = model.classifier.weight.device, own_shard(len(inputs))
-    for start in range(shard.start, max(shard.stop, shard.start + 1), EVAL_BATCH):
-        rows = slice(start, min(start + EVAL_BATCH, shard.stop))
-        yield rows, model(augmentation.plain(inputs[rows].to(device))).float()
+    size = max(1, min(EVAL_BATCH, _EVAL_NUMBERS // math.prod(inputs.shape[1:])))
+    starts = range(shard.start, max(shard.stop, shard.start + 1), size)
+    parts = [slice(start, min(start + size, shard.stop)) for start in starts]
+    for rows, batch in zip(parts, batches_of(inputs, parts), strict=True):
+        yield rows, model(augmentation.plain(to_device(batch, device))).float()
 
 
-def predictions(model: Network, inputs: Tensor, augmentation: Augmentation) -> Tensor:
+def predictions(model: Network, inputs: Inputs, augmentation: Augmentation) -> Tensor:
     """The most probable class of every input, (n,)."""
     own = torch.cat([logits.argmax(1) for _, logits in own_logits(model, inputs, augmentation)])
     return from_all_ranks(own)[0]

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from plsp_train.data import Augmentation, TrainTestData
+from plsp_train.data.candidate_sets import AnyCandidates
+from plsp_train.data.mapped import Inputs
 from plsp_train.distributed import from_all_ranks
 from plsp_train.metrics import own_logits, predictions
 from plsp_train.models import Network
@@ -32,7 +34,7 @@ class Trained(NamedTuple):
 
     data: TrainTestData
     """Without the held-out instances."""
-    candidates: Tensor
+    candidates: AnyCandidates
     held_out: HeldOut | None
     labeled: Tensor | None
     """Indices of the labelled set in the training part."""
@@ -71,11 +73,11 @@ def describe_instances(run: Trained) -> Outcome:
     order = results.row.argsort(kind="stable")
     results = results.take(order)
     if data.is_image:
-        results = _with_pictures(results, torch.cat([inputs.cpu() for inputs, _ in parts]), order)
+        results = _with_pictures(results, [inputs for inputs, _ in parts], order)
     return Outcome(results, _scores(results))
 
 
-def _disambiguated(run: Trained, inputs: Tensor, candidates: Tensor) -> Columns:
+def _disambiguated(run: Trained, inputs: Inputs, candidates: AnyCandidates) -> Columns:
     """Every rank disambiguates its share; logits exist for one batch at a time."""
     own = join(
         disambiguate_batch(logits, candidates[rows]) for rows, logits in own_logits(run.model, inputs, run.augmentation)
@@ -93,8 +95,8 @@ def _confusion(run: Trained) -> np.ndarray | None:
     return pairs.bincount(minlength=num_classes**2).view(num_classes, num_classes).numpy()
 
 
-def _with_pictures(results: Results, images: Tensor, order: np.ndarray) -> Results:
-    """Add the images that a report shows."""
+def _with_pictures(results: Results, parts: list[Inputs], order: np.ndarray) -> Results:
+    """Add the images that a report shows. Instance i of the results is number order[i] of the parts together."""
     contradicting = np.flatnonzero(results.contradictions())
     by_confidence = np.argsort(results.confidence, kind="stable")
     # An instance with a single candidate is confident by definition, and says nothing.
@@ -103,7 +105,13 @@ def _with_pictures(results: Results, images: Tensor, order: np.ndarray) -> Resul
     review = review_order(results)[:PICTURES_PER_KIND]
     kinds = (ambiguous[-PICTURES_PER_KIND:], ambiguous[:PICTURES_PER_KIND], surest[:PICTURES_PER_KIND], review)
     index = np.unique(np.concatenate(kinds))
-    pictures = images[torch.from_numpy(order[index])].numpy()
+    pictures = np.empty((len(index), *parts[0].shape[1:]), np.uint8)
+    start = 0
+    for images in parts:
+        position = order[index] - start
+        here = (position >= 0) & (position < len(images))
+        pictures[here] = images[torch.from_numpy(position[here])].cpu().numpy()
+        start += len(images)
     return replace(results, picture_index=index, pictures=pictures)
 
 

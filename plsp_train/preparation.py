@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from plsp_train.config import Config
 from plsp_train.data import (
     DATASETS,
@@ -20,6 +18,7 @@ from plsp_train.data import (
     read_source,
     split_source,
 )
+from plsp_train.data.candidate_sets import CandidateSets
 from plsp_train.distributed import is_main
 from plsp_train.rules import OWN_CANDIDATES
 from plsp_train.runs import ambiguity_of
@@ -57,7 +56,7 @@ def load_source(given: Mapping[str, Any]) -> Source:
 _DEFAULTS = Config().to_json()
 
 
-def prepare(config: Config, source: Source) -> tuple[TrainTestData, Tensor]:
+def prepare(config: Config, source: Source) -> tuple[TrainTestData, CandidateSets]:
     """Split and normalise the source; take its candidate sets, or draw them."""
     if config.candidates == OWN_CANDIDATES and source.candidates is None:
         raise ValueError(f"{source.name} has no candidate sets of its own: choose a generator with --candidates")

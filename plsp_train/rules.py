@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from plsp_train.data import Source
+from plsp_train.data.mapped import Inputs
 
 SHARED_UNIT = 100  # ratio of the standard deviations of features, without the extremes, up to which they share a unit
 
@@ -79,8 +80,9 @@ def rules(source: Source) -> dict[str, Any]:
     return settings
 
 
-def _vector_rules(vectors: Tensor) -> dict[str, Any]:
+def _vector_rules(vectors: Inputs) -> dict[str, Any]:
     """Features of similar spread seem to share a unit: one scale then keeps what their relative sizes say."""
+    assert isinstance(vectors, Tensor)  # only images stay in a file
     spread = vectors.std(0)
     spread = spread[spread > 0]
     low, high = spread.quantile(spread.new_tensor([0.05, 0.95])).tolist() if len(spread) else (1.0, 1.0)

@@ -6,12 +6,11 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from torch import Tensor
-
 from plsp_train.checkpoint import has_checkpoint
 from plsp_train.config import Config
 from plsp_train.console import Reporter, SilentReporter
 from plsp_train.data import Source, TrainTestData, ambiguity_summary
+from plsp_train.data.candidate_sets import CandidateSets
 from plsp_train.distributed import is_main
 from plsp_train.engine import Engine, NonFiniteLoss, StopRun
 from plsp_train.files import remove_unfinished, write_json
@@ -59,7 +58,7 @@ def train(config: Config, source: Source, out: Path, *, resume: bool = False, pr
     return 0
 
 
-def _describe(config: Config, data: TrainTestData, candidates: Tensor, out: Path, reporter: Reporter) -> None:
+def _describe(config: Config, data: TrainTestData, candidates: CandidateSets, out: Path, reporter: Reporter) -> None:
     ambiguity = ambiguity_summary(candidates, data.train_labels)
     tested = "no test set" if data.test_inputs is None else f"{len(data.test_inputs)} test instances"
     covered = "" if ambiguity.true_label_share is None else f", {ambiguity.true_label_share:.1%} contain the true label"

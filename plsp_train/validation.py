@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from plsp_train.data.splits import TrainTestData
+from plsp_train.data.candidate_sets import AnyCandidates
+from plsp_train.data.mapped import Inputs
+from plsp_train.data.splits import TrainTestData, rows_of
 
 CRITERIA = ("covering_rate", "approximated_accuracy")
 
@@ -17,15 +19,15 @@ CRITERIA = ("covering_rate", "approximated_accuracy")
 class HeldOut(NamedTuple):
     """Training instances held out for validation, without their true labels."""
 
-    inputs: Tensor
-    candidates: Tensor
+    inputs: Inputs
+    candidates: AnyCandidates
     rows: Tensor
     """Their positions in the source."""
 
 
 def hold_out(
-    data: TrainTestData, candidates: Tensor, fraction: float, seed: int
-) -> tuple[TrainTestData, Tensor, HeldOut | None]:
+    data: TrainTestData, candidates: AnyCandidates, fraction: float, seed: int
+) -> tuple[TrainTestData, AnyCandidates, HeldOut | None]:
     """Data and candidate sets to train on, and the instances held out, which depend only on the seed."""
     if fraction == 0:
         return data, candidates, None
@@ -39,12 +41,13 @@ def hold_out(
     rows = data.train_rows if data.train_rows is not None else torch.arange(total)
     rest = replace(
         data,
-        train_inputs=data.train_inputs[kept],
-        train_labels=None if data.train_labels is None else data.train_labels[kept],
-        train_candidates=candidates[kept],
+        train_inputs=rows_of(data.train_inputs, kept),
+        train_labels=rows_of(data.train_labels, kept),
+        train_candidates=rows_of(candidates, kept),
         train_rows=rows[kept],
     )
-    return rest, candidates[kept], HeldOut(data.train_inputs[held_out], candidates[held_out], rows[held_out])
+    inputs, sets = (rows_of(table, held_out) for table in (data.train_inputs, candidates))
+    return rest, rows_of(candidates, kept), HeldOut(inputs, sets, rows[held_out])
 
 
 def criteria(logits: Tensor, candidates: Tensor) -> dict[str, float]:

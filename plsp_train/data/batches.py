@@ -44,6 +44,11 @@ class IndexSampler:
         # A copy even of a single part: callers own their batch.
         return torch.cat(parts)
 
+    def upcoming(self, count: int) -> list[Tensor]:
+        """At most so many of the next batches, as far as the present pass determines them. Draws no random numbers."""
+        rest = self._order[self._position : self._position + count * self.batch_size]
+        return [batch for batch in rest.split(self.batch_size) if len(batch) == self.batch_size]
+
     def _shuffle(self) -> None:
         device = self._generator.device
         permutation = torch.randperm(len(self._order), generator=self._generator, device=device)

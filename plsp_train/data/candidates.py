@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from plsp_train.data.candidate_sets import CHUNK, AnyCandidates, CandidateSets
 from plsp_train.data.datasets import RECIPES
 from plsp_train.data.splits import TrainTestData
 from plsp_train.registry import Registry
@@ -65,15 +66,18 @@ class Ambiguity(NamedTuple):
         return Ambiguity(self.candidates, flip_probability, self.noise_rate if self.candidates == "noisy" else None)
 
 
-def draw_candidates(data: TrainTestData, ambiguity: Ambiguity, seed: int, recipe: str = "paper") -> Tensor:
+def draw_candidates(data: TrainTestData, ambiguity: Ambiguity, seed: int, recipe: str = "paper") -> CandidateSets:
     """The data set's own candidate sets or, if it has none, generated ones that depend only on the seed."""
     if data.train_candidates is not None:
-        return data.train_candidates
+        return CandidateSets.pack(data.train_candidates)
     if data.train_labels is None:
         raise ValueError(f"{data.name} has neither candidate sets nor true labels to draw them from")
     generator = torch.Generator().manual_seed(seed)
     if ambiguity.candidates in BUILT_IN_GENERATORS:
-        return generate_candidates(ambiguity, data.train_labels, data.num_classes, generator, recipe=recipe)
+        return CandidateSets.pack(
+            generate_candidates(ambiguity, labels, data.num_classes, generator, recipe=recipe)
+            for labels in data.train_labels.split(CHUNK)
+        )
     drawn = GENERATORS[ambiguity.candidates or ""](data.train_labels, data.num_classes, generator)
     wanted = (len(data.train_labels), data.num_classes)
     if drawn.dtype != torch.bool or drawn.shape != wanted or not drawn.any(1).all():
@@ -81,7 +85,7 @@ def draw_candidates(data: TrainTestData, ambiguity: Ambiguity, seed: int, recipe
             f"candidate generator {ambiguity.candidates!r} must return a bool tensor of shape {wanted} without empty "
             f"rows, got {drawn.dtype} {tuple(drawn.shape)}"
         )
-    return drawn
+    return CandidateSets.pack(drawn)
 
 
 def generate_candidates(
@@ -213,10 +217,14 @@ class AmbiguitySummary(NamedTuple):
     """None if the true labels are unknown."""
 
 
-def ambiguity_summary(candidates: Tensor, labels: Tensor | None) -> AmbiguitySummary:
+def ambiguity_summary(candidates: AnyCandidates, labels: Tensor | None) -> AmbiguitySummary:
     """Sizes of the candidate sets, the share with a single label, the share with the true label."""
-    sizes = candidates.sum(dim=1)
-    holds_true = None if labels is None else candidates.gather(1, labels.to(candidates.device)[:, None])
+    sets = CandidateSets.pack(candidates)
+    sizes = torch.cat([part.sum(dim=1) for _, part in sets.chunks()])
+    holds_true = None
+    if labels is not None:
+        labels = labels.to(sets.device)
+        holds_true = torch.cat([part.gather(1, labels[rows, None]) for rows, part in sets.chunks()])
     return AmbiguitySummary(
         mean_size=float(sizes.double().mean()),
         min_size=int(sizes.min()),

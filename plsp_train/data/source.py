@@ -5,22 +5,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from plsp_train.data.candidate_sets import AnyCandidates, CandidateSets
+from plsp_train.data.mapped import Inputs
+
 
 @dataclass(frozen=True)
 class Source:
     """Instances with candidate sets, true labels, or both; readers of every format return this structure.
 
-    Inputs are uint8 images (n, C, H, W) or float32 vectors (n, d). `candidates` bool (n, l) are None if they are to be
-    drawn from the true labels `labels` int64 (n,), which are None if unknown. A test set is optional, with or without
-    labels.
+    Inputs are uint8 images (n, C, H, W), in memory or in a file, or float32 vectors (n, d). `candidates` bool (n, l),
+    possibly packed, are None if they are to be drawn from the true labels `labels` int64 (n,), which are None if
+    unknown. A test set is optional, with or without labels.
     """
 
     name: str
-    inputs: Tensor
+    inputs: Inputs
     class_names: tuple[str, ...]
-    candidates: Tensor | None = None
+    candidates: AnyCandidates | None = None
     labels: Tensor | None = None
-    test_inputs: Tensor | None = None
+    test_inputs: Inputs | None = None
     test_labels: Tensor | None = None
     row_names: tuple[str, ...] | None = None
     """Of the training instances, as the user knows them: file names, identifiers."""
@@ -70,10 +73,10 @@ def check_source(source: Source) -> None:
         _check_candidates(source.name, source.candidates, (count, source.num_classes))
 
 
-def _check_inputs(name: str, inputs: Tensor, shape: tuple[int, ...]) -> None:
+def _check_inputs(name: str, inputs: Inputs, shape: tuple[int, ...]) -> None:
     if tuple(inputs.shape[1:]) != shape[1:]:
         raise ValueError(f"{name} must have shape (n, {', '.join(map(str, shape[1:]))}), got {tuple(inputs.shape)}")
-    if inputs.is_floating_point() and not inputs.isfinite().all():
+    if isinstance(inputs, Tensor) and inputs.is_floating_point() and not inputs.isfinite().all():
         row, column = (~inputs.isfinite()).nonzero()[0].tolist()
         raise ValueError(f"{name} must be finite, but row {row}, column {column} is {inputs[row, column].item()}")
 
@@ -87,9 +90,10 @@ def _check_labels(name: str, labels: Tensor, count: int, num_classes: int) -> No
         raise ValueError(f"{name} must lie in 0..{num_classes - 1}, but row {row} is {int(labels[row])}")
 
 
-def _check_candidates(name: str, candidates: Tensor, shape: tuple[int, int]) -> None:
-    if tuple(candidates.shape) != shape or candidates.dtype != torch.bool:
-        raise ValueError(f"{name}: candidates must be bool {shape}, got {candidates.dtype} {tuple(candidates.shape)}")
-    empty = (~candidates.any(1)).nonzero()
+def _check_candidates(name: str, candidates: AnyCandidates, shape: tuple[int, int]) -> None:
+    dtype = candidates.dtype if isinstance(candidates, Tensor) else torch.bool
+    if tuple(candidates.shape) != shape or dtype != torch.bool:
+        raise ValueError(f"{name}: candidates must be bool {shape}, got {dtype} {tuple(candidates.shape)}")
+    empty = torch.cat([~part.any(1) for _, part in CandidateSets.pack(candidates).chunks()]).nonzero()
     if len(empty):
         raise ValueError(f"{name}: candidates of row {int(empty[0, 0])} are empty: every instance needs at least one")

@@ -1,37 +1,40 @@
 """From a source to what a run trains and tests on: the split into parts, and the statistics that normalise."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from plsp_train.data.candidate_sets import AnyCandidates
 from plsp_train.data.datasets import Statistics
+from plsp_train.data.mapped import Inputs
 from plsp_train.data.source import Source
 
+_CHUNK = 256  # images that are counted at a time
 NORMALISATIONS = ("feature", "global", "none")
 
 
 @dataclass(frozen=True)
 class TrainTestData:
-    """A data set in memory.
+    """A data set.
 
-    Inputs are uint8 images (n, C, H, W) or float32 vectors (n, d). `mean` and `std` normalise: per channel in units of
-    0..255 for images, per feature for vectors. True labels int64 (n,) are None if unknown, and so is the test set.
-    `train_candidates` (n, l) are the candidate sets that came with the data, None if they are to be drawn.
-    `test_candidates` are those of a test set without labels.
+    Inputs are uint8 images (n, C, H, W), in memory or in a file, or float32 vectors (n, d). `mean` and `std` normalise:
+    per channel in units of 0..255 for images, per feature for vectors. True labels int64 (n,) are None if unknown, and
+    so is the test set. `train_candidates` (n, l) are the candidate sets that came with the data, None if they are to be
+    drawn. `test_candidates` are those of a test set without labels.
     """
 
     name: str
     class_names: tuple[str, ...]
-    train_inputs: Tensor
+    train_inputs: Inputs
     mean: tuple[float, ...]
     std: tuple[float, ...]
     train_labels: Tensor | None = None
-    train_candidates: Tensor | None = None
-    test_inputs: Tensor | None = None
+    train_candidates: AnyCandidates | None = None
+    test_inputs: Inputs | None = None
     test_labels: Tensor | None = None
-    test_candidates: Tensor | None = None
+    test_candidates: AnyCandidates | None = None
     train_rows: Tensor | None = None
     """Position of each training instance in the source; None: in its order."""
     row_names: tuple[str, ...] | None = None
@@ -73,8 +76,8 @@ def split_source(
 ) -> TrainTestData:
     """Split the source and compute the statistics of its training part, unless they are given."""
     train, test = _parts(source, split)
-    inputs = source.inputs if train is None else source.inputs[train]
-    mean, std = statistics or (_image_statistics(inputs) if source.is_image else _vector_statistics(inputs, normalise))
+    inputs = rows_of(source.inputs, train)
+    mean, std = statistics or _statistics(inputs, normalise)
     own_test = test is None
     return TrainTestData(
         name=source.name,
@@ -82,11 +85,11 @@ def split_source(
         train_inputs=inputs,
         mean=mean,
         std=std,
-        train_labels=_rows(source.labels, train),
-        train_candidates=_rows(source.candidates, train),
-        test_inputs=source.test_inputs if own_test else source.inputs[test],
-        test_labels=source.test_labels if own_test else _rows(source.labels, test),
-        test_candidates=None if own_test or source.labels is not None else _rows(source.candidates, test),
+        train_labels=rows_of(source.labels, train),
+        train_candidates=rows_of(source.candidates, train),
+        test_inputs=source.test_inputs if own_test else rows_of(source.inputs, test),
+        test_labels=source.test_labels if own_test else rows_of(source.labels, test),
+        test_candidates=None if own_test or source.labels is not None else rows_of(source.candidates, test),
         train_rows=train,
         row_names=source.row_names,
         source_labels=source.labels,
@@ -123,13 +126,26 @@ def _parts(source: Source, split: Split) -> tuple[Tensor | None, Tensor | None]:
     return train, test
 
 
-def _rows(tensor: Tensor | None, index: Tensor | None) -> Tensor | None:
-    return tensor if tensor is None or index is None else tensor[index]
+def rows_of(table: Any, index: Tensor | None) -> Any:
+    """These rows of inputs, candidate sets or labels, of the same kind; None: all rows."""
+    if table is None or index is None:
+        return table
+    return table[index] if isinstance(table, Tensor) else table.take(index)
 
 
-def _image_statistics(images: Tensor) -> Statistics:
+def _statistics(inputs: Inputs, normalise: str) -> Statistics:
+    """Of images in a file, those of an evenly spaced sample."""
+    if inputs.dim() == 2:
+        assert isinstance(inputs, Tensor)
+        return _vector_statistics(inputs, normalise)
+    return _image_statistics(inputs if isinstance(inputs, Tensor) else inputs.sample())
+
+
+def _image_statistics(images: Inputs) -> Statistics:
     """Per channel, in units of the full range 0..255."""
-    counts = torch.stack([channel.flatten().bincount(minlength=256) for channel in images.unbind(1)]).double()
+    counts = torch.zeros(images.shape[1], 256, dtype=torch.float64)
+    for part in images.split(_CHUNK):
+        counts += torch.stack([channel.flatten().bincount(minlength=256) for channel in part.unbind(1)])
     share, values = counts / counts.sum(1, keepdim=True), torch.arange(256.0, dtype=torch.float64) / 255
     mean = share @ values
     std = (share @ values.square() - mean.square()).clamp(min=0).sqrt()

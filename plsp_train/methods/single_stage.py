@@ -82,7 +82,7 @@ class Disambiguation(SingleStage):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        self.confidences = uniform_confidences(task.candidates)
+        self.confidences = torch.cat([uniform_confidences(part) for _, part in task.candidates.chunks()])
 
     def loss(self, logits: Tensor, index: Tensor) -> Tensor:
         return confidence_cross_entropy(logits, self.confidences[index])
@@ -91,7 +91,12 @@ class Disambiguation(SingleStage):
         """Purity: the share of instances whose most confident candidate is the true label."""
         if self.task.true_labels is None:
             return {}
-        labels = self.confidences.masked_fill(~self.task.candidates, -math.inf).argmax(1)
+        labels = torch.cat(
+            [
+                self.confidences[rows].masked_fill(~part, -math.inf).argmax(1)
+                for rows, part in self.task.candidates.chunks()
+            ]
+        )
         return {"labeled_purity": (labels == self.task.true_labels).float().mean().item()}
 
     def state_dict(self) -> dict[str, Any]:

@@ -11,12 +11,17 @@ import torch
 from torch import Tensor
 
 from plsp_train.data import Augmentation, IndexSampler
+from plsp_train.data.candidate_sets import CandidateSets
+from plsp_train.data.mapped import Inputs, MappedImages
 from plsp_train.data.transfer import to_device
 from plsp_train.distributed import num_ranks, own_shard
 from plsp_train.models import Network
 
 if TYPE_CHECKING:  # the configuration takes defaults and help texts from the methods
     from plsp_train.config import Config
+
+READ_AHEAD = 2
+"""Batches of a sampler."""
 
 
 class View(NamedTuple):
@@ -30,12 +35,12 @@ class View(NamedTuple):
 
 @dataclass
 class Task:
-    """Inputs and candidate sets on the training device, the network, a generator."""
+    """Inputs and candidate sets on the training device, the network, a generator. Inputs in a file stay there."""
 
     config: "Config"
     model: Network
-    inputs: Tensor
-    candidates: Tensor
+    inputs: Inputs
+    candidates: CandidateSets
     true_labels: Tensor | None
     """Used for reporting purity, never for training; None if unknown."""
     augmentation: Augmentation
@@ -50,8 +55,12 @@ class Task:
         return self.candidates.device
 
     def draw(self, sampler: IndexSampler) -> "Batch":
-        """The next batch of the sampler."""
-        return self.load(next(sampler))
+        """The next batch of the sampler. Those after it are read ahead if the inputs are in a file."""
+        batch = self.load(next(sampler))
+        if isinstance(self.inputs, MappedImages):
+            for index in sampler.upcoming(READ_AHEAD):
+                self.inputs.prefetch(index[own_shard(len(index)).rows])
+        return batch
 
     def load(self, index: Tensor) -> "Batch":
         """The batch of these instances."""
@@ -81,7 +90,8 @@ class Batch:
         self.index = to_device(index, task.device)
         """Positions in the training set, on the training device."""
         self._task, self._shard = task, own_shard(len(index))
-        self._inputs = task.inputs[self.index[self._shard.rows]]
+        own = (self.index if isinstance(task.inputs, Tensor) else index)[self._shard.rows]
+        self._inputs = to_device(task.inputs[own], task.device)
 
     def __len__(self) -> int:
         return self._shard.total

@@ -145,7 +145,7 @@ def test_an_underflowed_confidence_can_recover(name: str) -> None:
 def test_confidences_start_uniform_over_the_candidates() -> None:
     for name in ("rc", "proden", "cavl", "pico"):
         method = _method(name)
-        torch.testing.assert_close(method.confidences, uniform_confidences(method.task.candidates))
+        torch.testing.assert_close(method.confidences, uniform_confidences(method.task.candidates[:]))
     assert (_method("lws").confidences == 0.1).all()
 
 

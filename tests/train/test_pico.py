@@ -110,7 +110,7 @@ def test_prototypes_update_confidences_from_the_second_epoch() -> None:
     method = _method_after_steps(2)
     uniform = method.confidences.clone()
     assert torch.equal(uniform, PiCO(digits_task(method="pico")).confidences)
-    candidates, old = method.task.candidates, method.prototypes.clone()
+    candidates, old = method.task.candidates[:], method.prototypes.clone()
     queries: list[Tensor] = []
     method.encoder.register_forward_hook(lambda *call: queries.append(call[2][1].detach()))
     method.start_epoch("train", 2)

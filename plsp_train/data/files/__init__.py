@@ -9,6 +9,7 @@ from pathlib import Path
 
 from plsp_train.data.files.checks import remarks
 from plsp_train.data.files.folder import read_folder, read_image_inputs
+from plsp_train.data.files.mapped import holds_arrays, read_array_folder
 from plsp_train.data.files.mat import read_mat, read_mat_inputs
 from plsp_train.data.files.npz import read_npz, read_npz_inputs
 from plsp_train.data.files.options import Inputs, InputSpec, ReadOptions
@@ -33,10 +34,10 @@ _INPUT_READERS: dict[str, Callable[[Path, InputSpec], Inputs]] = {
 
 
 def read_source(path: Path, options: ReadOptions) -> Source:
-    """Read training data: an .npz, .mat, .csv or .parquet file, or a folder of images with a CSV."""
+    """Read training data: an .npz, .mat, .csv or .parquet file, a folder of .npy files, or one of images with a CSV."""
     path = _existing(path)
     if path.is_dir():
-        source = read_folder(path, options)
+        source = read_array_folder(path, options) if holds_arrays(path) else read_folder(path, options)
     elif options.image_size:
         raise ValueError(f"{path} is not a folder of images: the option image_size={options.image_size} does not apply")
     else:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from plsp_train.data.annotations import Agreement, RowError, shortened
+from plsp_train.data.candidate_sets import CandidateSets
 from plsp_train.data.source import Source
 
 
@@ -25,15 +26,20 @@ def located(where: Path | str, row_name: Callable[[int], str] = "row {}".format)
 
 def image_tensor(images: np.ndarray) -> Tensor:
     """uint8 images n×h×w or n×h×w×c as a tensor (n, C, H, W)."""
+    check_images(images)
+    if images.ndim == 3:
+        return torch.from_numpy(np.ascontiguousarray(images[:, None]))
+    return torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
+
+
+def check_images(images: np.ndarray) -> None:
+    """Refuse all but uint8 images n×h×w or n×h×w×c."""
     if images.dtype != np.uint8:
         raise ValueError(f"images must be uint8, got {images.dtype}: scale them to 0..255 and call .astype(np.uint8)")
     if images.ndim not in (3, 4) or 0 in images.shape:
         raise ValueError(f"images must be n×h×w or n×h×w×c, and not empty, got shape {images.shape}")
-    if images.ndim == 3:
-        return torch.from_numpy(np.ascontiguousarray(images[:, None]))
-    if images.shape[1] in (1, 3, 4) and images.shape[3] > 4:
+    if images.ndim == 4 and images.shape[1] in (1, 3, 4) and images.shape[3] > 4:
         raise ValueError(f"images must have their channels last, got shape {images.shape}: transpose(0, 2, 3, 1)")
-    return torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
 
 
 def feature_tensor(features: np.ndarray) -> Tensor:
@@ -86,12 +92,14 @@ def remarks(source: Source) -> tuple[str, ...]:
     if source.candidates is None:
         return ()
     notes = []
-    present = source.candidates.any(dim=0).tolist()
+    sets = CandidateSets.pack(source.candidates)
+    present = torch.stack([part.any(dim=0) for _, part in sets.chunks()]).any(dim=0).tolist()
     absent = [name for name, is_present in zip(source.class_names, present, strict=True) if not is_present]
     if absent:
         notes.append(f"No candidate set holds {shortened(absent)}: such a class cannot be learned.")
     if source.labels is not None:
-        total, lacking = len(source.labels), int((~source.candidates.gather(1, source.labels[:, None])).sum())
+        parts = [part.gather(1, source.labels[rows, None]) for rows, part in sets.chunks()]
+        total, lacking = len(source.labels), int((~torch.cat(parts)).sum())
         if lacking:
             notes.append(f"{lacking} of {total} candidate sets ({lacking / total:.1%}) lack the true label.")
     return tuple(notes)

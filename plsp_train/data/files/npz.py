@@ -4,6 +4,7 @@ import zipfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -28,7 +29,12 @@ KEYS = (*INPUTS, *FORMS, "labels", "class_names", *(f"test_{key}" for key in INP
 
 
 def read_npz(path: Path, options: ReadOptions) -> Source:
-    archive = _Archive(path)
+    return read_arrays(Archive(path), options)
+
+
+def read_arrays(archive: "Archive", options: ReadOptions) -> Source:
+    """Training data from the arrays of an archive."""
+    path = archive.path
     kind = archive.one_of(tuple(INPUTS))
     form = archive.one_of(FORMS) if archive.holds(*FORMS) else None
     if form is None and not archive.holds("labels"):
@@ -54,11 +60,11 @@ def read_npz(path: Path, options: ReadOptions) -> Source:
 
 def read_npz_inputs(path: Path, wanted: InputSpec) -> Inputs:
     kind = "images" if wanted.is_image else "features"
-    archive = _Archive(path)
+    archive = Archive(path)
     return Inputs(archive.converted(kind, INPUTS[kind]), unused=archive.others(kind))
 
 
-class _Archive:
+class Archive:
     """The arrays of an .npz file, each read when it is asked for. Pickled objects are never loaded."""
 
     def __init__(self, path: Path) -> None:
@@ -71,10 +77,13 @@ class _Archive:
         self._keys = [member.filename.removesuffix(".npy") for member in members]
         check_room(path, sum(member.file_size for member in members))
         self._arrays: dict[str, np.ndarray] = {}
+        self._refuse_unknown_keys()
+
+    def _refuse_unknown_keys(self) -> None:
         for key in self._keys:
             if key not in KEYS:
                 hint = did_you_mean(key.removeprefix("train_"), KEYS)
-                raise ValueError(f"{path} has the unknown array {key!r}; known arrays are {', '.join(KEYS)}{hint}")
+                raise ValueError(f"{self.path} has the unknown array {key!r}; known arrays are {', '.join(KEYS)}{hint}")
 
     def holds(self, *keys: str) -> bool:
         return any(key in self._keys for key in keys)
@@ -100,10 +109,9 @@ class _Archive:
 
     def _read(self, key: str) -> np.ndarray:
         try:
-            with np.load(self.path, allow_pickle=False) as file:
-                array = file[key]
+            array = self._load(key)
         except Exception as error:  # of many kinds for an array that is cut, altered, or claims an impossible size
-            if "allow_pickle" in str(error):
+            if "allow_pickle" in str(error) or "Python objects" in str(error):
                 raise ValueError(
                     f"{self.path}: {key} holds pickled objects, which are never loaded: save a plain array"
                 ) from error
@@ -112,24 +120,31 @@ class _Archive:
             raise ValueError(f"{self.path}: {key} is not an array in NumPy's format")
         return array
 
+    def _load(self, key: str) -> np.ndarray:
+        with np.load(self.path, allow_pickle=False) as file:
+            return file[key]
+
     def converted(self, key: str, convert: Callable[[np.ndarray], Tensor]) -> Tensor:
         array = self.array(key)
         with located(f"{self.path}: {key}"):
             return convert(array)
 
-    def inputs(self, kind: str) -> tuple[Tensor, Tensor | None]:
+    def inputs(self, kind: str) -> tuple[Any, Any]:
         """Training inputs and, if there are any, test inputs."""
         other = next(key for key in INPUTS if key != kind)
         if self.holds(f"test_{other}"):
             raise ValueError(f"{self.path} has {kind} but test_{other}: both must be of the same kind")
-        inputs = self.converted(kind, INPUTS[kind])
+        inputs = self._inputs(kind, kind)
         if not self.holds(f"test_{kind}"):
             return inputs, None
-        test_inputs = self.converted(f"test_{kind}", INPUTS[kind])
+        test_inputs = self._inputs(f"test_{kind}", kind)
         if test_inputs.shape[1:] != inputs.shape[1:]:
             shapes = " and ".join(str(self.array(key).shape) for key in (kind, f"test_{kind}"))
             raise ValueError(f"{self.path}: {kind} and test_{kind} do not fit together, got {shapes}")
         return inputs, test_inputs
+
+    def _inputs(self, key: str, kind: str) -> Any:
+        return self.converted(key, INPUTS[kind])
 
     def check_lengths(self, inputs: str, *keys: str | None) -> None:
         for key in keys:
@@ -156,25 +171,36 @@ class _Archive:
         with located(self.path):
             return numbered_class_names(1 + max((int(array.max(initial=0)) for array in numbers), default=0))
 
-    def candidates(self, form: str | None, num_classes: int, combine: str) -> tuple[Tensor | None, tuple[str, ...]]:
+    def candidates(self, form: str | None, num_classes: int, combine: str) -> tuple[Any, tuple[str, ...]]:
         """The candidate sets and remarks on where they come from."""
         if form is None:
             return None, ()
         given = self.array(form)
         with located(f"{self.path}: {form}"):
-            if form == "candidates":
-                if given.shape[1:] != (num_classes,) or not np.isin(given, (0, 1)).all():
-                    raise ValueError(
-                        f"must be a boolean matrix with a column for each of the {num_classes} classes, "
-                        f"got {given.dtype} of shape {given.shape}"
-                    )
-                return checked_candidates(given.astype(bool)), ()
-            if given.ndim == 1:
-                given = given[:, None]
-            if form == "complementary":
-                return from_complementary(given, num_classes), ()
-            agreement = annotator_agreement(given, num_classes)
-            return from_annotations(given, num_classes, combine), (agreement_note(agreement, combine),)
+            convert = partial(_candidate_sets, form=form, num_classes=num_classes, combine=combine)
+            sets = self._converted_sets(given, convert)
+            if form != "annotations":
+                return sets, ()
+            agreement = annotator_agreement(given if given.ndim > 1 else given[:, None], num_classes)
+            return sets, (agreement_note(agreement, combine),)
+
+    def _converted_sets(self, given: np.ndarray, convert: Callable[[np.ndarray], Tensor]) -> Any:
+        return convert(given)
 
     def labels(self, key: str, num_classes: int) -> Tensor | None:
         return self.converted(key, partial(label_tensor, num_classes=num_classes)) if self.holds(key) else None
+
+
+def _candidate_sets(given: np.ndarray, form: str, num_classes: int, combine: str) -> Tensor:
+    """bool (n, l) from any of the forms."""
+    if form == "candidates":
+        if given.shape[1:] != (num_classes,) or not np.isin(given, (0, 1)).all():
+            raise ValueError(
+                f"must be a boolean matrix with a column for each of the {num_classes} classes, "
+                f"got {given.dtype} of shape {given.shape}"
+            )
+        return checked_candidates(given.astype(bool))
+    given = given if given.ndim > 1 else given[:, None]
+    if form == "complementary":
+        return from_complementary(given, num_classes)
+    return from_annotations(given, num_classes, combine)
