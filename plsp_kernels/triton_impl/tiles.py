@@ -148,6 +148,12 @@ def matrix_tilings(num_rows: int, num_columns: int, like: Tensor, square: bool =
     return tilings
 
 
+def label_product_blocks(num_classes: int, num_features: int, like: Tensor) -> Blocks:
+    """Blocks of a product with differences of rows, which take registers too: half the columns of a plain product."""
+    blocks = matrix_tilings(num_classes, num_features, like)[0]
+    return blocks | {"BLOCK_N": min(blocks["BLOCK_N"], 32)}
+
+
 def num_splits(steps: int, num_tiles: int) -> int:
     """Number of split-K partial sums of a matrix product, so that a small result still fills a GPU."""
     return max(1, min(steps // 4, 256 // max(num_tiles, 1)))
