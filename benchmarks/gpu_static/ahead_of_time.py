@@ -93,8 +93,11 @@ class _CallLaunchers(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def recording() -> Iterator[list[Launch]]:
-    """Context in which "triton" and "auto" select the kernels on meta tensors too; yields the list of launches."""
+def recording(target: str = "sm_80") -> Iterator[list[Launch]]:
+    """Context in which "triton" and "auto" select the kernels on meta tensors too, with the tiles of a target.
+
+    Yields the list of launches.
+    """
     launches: list[Launch] = []
 
     def recorder(kernel: Any, grid: Sequence[int], *args: Any, **options: Any) -> None:
@@ -102,6 +105,7 @@ def recording() -> Iterator[list[Launch]]:
 
     with (
         mock.patch.object(tiles, "launch", recorder),
+        mock.patch.object(tiles, "target", return_value=target),
         mock.patch.object(dispatch, "_resolve", lambda impl, *asked: "triton" if impl == "auto" else impl),
         _CallLaunchers(),
     ):
@@ -113,13 +117,10 @@ def specialise(launch: Launch, target: str) -> Specialised:
     kernel = launch.kernel
     if not isinstance(kernel, JITFunction):
         raise RuntimeError("kernels cannot be compiled while TRITON_INTERPRET is set; unset it and restart")
-    options = dict(launch.options)
-    if "PRECISION" in options:
-        options["PRECISION"] = tiles.dot_precision(TARGETS[target].backend)
     backend = make_backend(TARGETS[target])
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)
-    bound, specialization, given = bind(*launch.args, **options)
-    parsed, signature, constants, attributes = kernel._pack_args(backend, options, bound, specialization, given)
+    bound, specialization, given = bind(*launch.args, **launch.options)
+    parsed, signature, constants, attributes = kernel._pack_args(backend, launch.options, bound, specialization, given)
     return Specialised(target, ASTSource(kernel, signature, constants, attributes), parsed.__dict__)
 
 

@@ -1,16 +1,27 @@
 """Compiles every binary of every kernel, for each target, shape and dtype."""
 
+import contextlib
+import functools
+import hashlib
+import itertools
+import json
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
+from pathlib import Path
 
-from benchmarks.gpu_static import ahead_of_time
+import triton
+
+from benchmarks.gpu_static import ahead_of_time, instructions
 from benchmarks.gpu_static.calls import FUNCTIONS, call
 from benchmarks.gpu_static.instructions import CLASSES, instruction_mix
 from benchmarks.gpu_static.occupancy import resident_blocks
 from benchmarks.shapes import Shape
+from plsp_train.files import write_atomically
+
+CACHE = Path(__file__).parents[2] / "build" / "gpu_static"
 
 Row = dict[str, str]
 """One binary; the columns are those of the CSV."""
@@ -31,21 +42,18 @@ class Binary:
 def binaries(targets: Iterable[str], shapes: Iterable[Shape], dtypes: Iterable[str]) -> list[Binary]:
     """Binaries that the public functions would launch; launches with the same binary are merged."""
     found: dict[tuple[str, ...], Binary] = {}
-    targets = list(targets)
-    for dtype in dtypes:
-        for shape in shapes:
-            for launch in _launches(shape, dtype):
-                for target in targets:
-                    specialised = ahead_of_time.specialise(launch, target)
-                    binary = found.setdefault(specialised.key, Binary(launch, specialised, [], []))
-                    binary.shapes += [shape.name] if shape.name not in binary.shapes else []
-                    binary.dtypes += [dtype] if dtype not in binary.dtypes else []
-    return sorted(found.values(), key=lambda binary: targets.index(binary.specialised.target))
+    for target, dtype, shape in itertools.product(targets, dtypes, shapes):
+        for launch in _launches(target, shape, dtype):
+            specialised = ahead_of_time.specialise(launch, target)
+            binary = found.setdefault(specialised.key, Binary(launch, specialised, [], []))
+            binary.shapes += [shape.name] if shape.name not in binary.shapes else []
+            binary.dtypes += [dtype] if dtype not in binary.dtypes else []
+    return list(found.values())
 
 
-def _launches(shape: Shape, dtype: str) -> list[ahead_of_time.Launch]:
+def _launches(target: str, shape: Shape, dtype: str) -> list[ahead_of_time.Launch]:
     """Launches of every function, with the covariance kind of the shape and with diagonal covariances."""
-    with ahead_of_time.recording() as launches:
+    with ahead_of_time.recording(target) as launches:
         for covariance in {shape.covariance: None, "diagonal": None}:
             for function in FUNCTIONS:
                 call(function, shape._replace(covariance=covariance), dtype, "triton")
@@ -76,24 +84,41 @@ def _compile(index: int) -> Row:
         "stages": str(options["num_stages"]),
     }
     try:
-        compiled = ahead_of_time.compile_kernel(binary.specialised)
+        resources = _resources(binary.specialised)
     except Exception as error:  # a target unknown to the installed Triton must not hide the others
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         return row | {"note": f"not compiled: {reason}"}
-    resident = resident_blocks(
-        target, options["num_warps"], compiled.registers, compiled.shared_bytes, compiled.tensor_columns
-    )
-    mix = {name: str(count) for name, count in instruction_mix(compiled.assembly).items()}
+    registers, shared_bytes = resources["registers"], resources["shared bytes"]
+    resident = resident_blocks(target, options["num_warps"], registers, shared_bytes, resources.pop("tensor columns"))
     return (
         row
-        | mix
-        | {
-            "registers": str(compiled.registers),
-            "spill bytes": str(compiled.spill_bytes),
-            "shared bytes": str(compiled.shared_bytes),
-            "scalar registers": str(compiled.scalar_registers),
-            "scalar spills": str(compiled.scalar_spills),
-            "resident blocks (computed)": str(resident.blocks),
-            "limited by": resident.limited_by,
-        }
+        | {name: str(count) for name, count in resources.items()}
+        | {"resident blocks (computed)": str(resident.blocks), "limited by": resident.limited_by}
     )
+
+
+def _resources(specialised: ahead_of_time.Specialised) -> dict[str, int]:
+    """Resources and instructions of a binary, remembered in CACHE for as long as source and compiler are the same."""
+    path = CACHE / hashlib.sha256(repr((*specialised.key, _tools())).encode()).hexdigest()
+    with contextlib.suppress(FileNotFoundError):
+        return dict(json.loads(path.read_text()))
+    compiled = ahead_of_time.compile_kernel(specialised)
+    found = {
+        "registers": compiled.registers,
+        "spill bytes": compiled.spill_bytes,
+        "shared bytes": compiled.shared_bytes,
+        "scalar registers": compiled.scalar_registers,
+        "scalar spills": compiled.scalar_spills,
+        "tensor columns": compiled.tensor_columns,
+        **instruction_mix(compiled.assembly),
+    }
+    CACHE.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(found).encode())
+    return found
+
+
+@functools.cache
+def _tools() -> tuple[str, ...]:
+    """The compiler's version, and the code that reads its output."""
+    modules = ahead_of_time, instructions
+    return triton.__version__, *(Path(module.__file__ or "").read_text(encoding="utf-8") for module in modules)

@@ -44,10 +44,15 @@ def _class_gram(a: Arguments, grid: tuple[int, ...]) -> tuple[int, int]:
     return 2 * prod(grid) * a["BLOCK_M"] * columns * (depth + a["BLOCK_L"]), 0
 
 
-def _matrix_product(a: Arguments, grid: tuple[int, ...]) -> tuple[int, int]:
-    depth = _padded(a["num_features"], a["BLOCK_K"])
-    scaled = prod(grid) * a["BLOCK_M"] * depth if a.get("DIAGONAL") else 0
-    return 2 * prod(grid) * a["BLOCK_M"] * a["BLOCK_N"] * depth, scaled
+def _product(a: Arguments, grid: tuple[int, ...]) -> tuple[int, int]:
+    return 2 * prod(grid) * a["BLOCK_M"] * a["BLOCK_N"] * _padded(a["num_features"], a["BLOCK_K"]), 0
+
+
+def _product_gram(a: Arguments, grid: tuple[int, ...]) -> tuple[int, int]:
+    # Only tiles on and above the diagonal are computed.
+    num_tiles, depth = grid[2] * grid[1] * (grid[1] + 1) // 2, _padded(a["num_features"], a["BLOCK_K"])
+    scaled = num_tiles * a["BLOCK_M"] * depth if a["DIAGONAL"] else 0
+    return 2 * num_tiles * a["BLOCK_M"] * a["BLOCK_N"] * depth, scaled
 
 
 def _class_gram_backward(a: Arguments, grid: tuple[int, ...]) -> tuple[int, int]:
@@ -163,8 +168,8 @@ _COUNTS: dict[str, Callable[[Arguments, tuple[int, ...]], tuple[int, int]]] = {
     "_curriculum_thresholds_kernel": lambda a, grid: (0, _padded(a["num_classes"], a["BLOCK_L"]) * THRESHOLD_ELEMENT),
     "_preparation_kernel": _preparation,
     "_class_gram_kernel": _class_gram,
-    "_product_kernel": _matrix_product,
-    "_product_gram_kernel": _matrix_product,
+    "_product_kernel": _product,
+    "_product_gram_kernel": _product_gram,
     "_class_gram_backward_kernel": _class_gram_backward,
     "_pair_kernel": _pair,
     "_row_loss_kernel": _row_loss,

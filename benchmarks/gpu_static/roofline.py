@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from benchmarks.gpu_static.work import Work, count
 from benchmarks.shapes import Shape
+from plsp_kernels.triton_impl.tiles import float32_products
 
 
 class GPU(NamedTuple):
@@ -17,7 +18,7 @@ class GPU(NamedTuple):
     float32_matrix: float
     """With IEEE float32 products, as torch multiplies float32 by default."""
     tf32_matrix: float
-    """Dense TF32; none on AMD, where the kernels multiply in IEEE float32."""
+    """Dense TF32; not given for AMD, where the kernels multiply in IEEE float32."""
     float64: float
     float64_matrix: float
     source: str
@@ -50,7 +51,8 @@ IEEE_KERNELS = ("covariance_update",)
 def seconds(work: Work, gpu: GPU, dtype: str, impl: str) -> float:
     """Maximum of memory time and arithmetic time; matrix and vector units run concurrently."""
     vector, matrix = (gpu.float64, gpu.float64_matrix) if dtype == "float64" else (gpu.float32, gpu.float32_matrix)
-    if impl == "triton" and dtype != "float64" and gpu.tf32_matrix and work.kernel not in IEEE_KERNELS:
+    three_products = float32_products(gpu.target).precision == "tf32x3"
+    if impl == "triton" and dtype != "float64" and three_products and work.kernel not in IEEE_KERNELS:
         matrix = gpu.tf32_matrix / 3  # three TF32 products give float32 accuracy
     return max(work.bytes / gpu.bandwidth, work.matrix_operations / matrix, work.operations / vector)
 

@@ -2,14 +2,15 @@
 
 Σ (l, d, d), or (l, d) for diagonals, is indexed by class and never gathered. A slot whose class is outside 0 … l - 1
 reads no Σ; its T is zero and its G is NaN, which no row with a class reads. The slot is the slowest axis of every grid:
-programs that share Σ_y or T_y run one after the other.
+programs that share Σ_y or T_y run one after the other. Σ_y is symmetric and read by rows, as matrix units want both
+operands; G_y is symmetric too, and beyond FUSED_GRAM_CLASSES classes tiles below its diagonal are mirrored.
 """
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from plsp_kernels.triton_impl import tiles
+from plsp_kernels.triton_impl import tiles, tuning
 
 
 @triton.jit
@@ -52,7 +53,7 @@ def _class_gram_kernel(
                 other=0.0,
             )
             right = tl.load(
-                covariance_ptr + k[:, None] * stride_covariance_row + d[None, :],
+                covariance_ptr + k[:, None] + d[None, :] * stride_covariance_row,
                 mask=(k[:, None] < num_features) & (d[None, :] < num_features),
                 other=0.0,
             )
@@ -109,7 +110,7 @@ def _product_kernel(
             other=0.0,
         )
         right = tl.load(
-            covariance_ptr + k[:, None] * stride_covariance_row + d[None, :],
+            covariance_ptr + k[:, None] + d[None, :] * stride_covariance_row,
             mask=(k[:, None] < num_features) & (d[None, :] < num_features),
             other=0.0,
         )
@@ -137,17 +138,22 @@ def _product_gram_kernel(
     DIAGONAL: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    BLOCK_N: tl.constexpr,  # = BLOCK_M
     BLOCK_K: tl.constexpr,
 ):
     DTYPE: tl.constexpr = gram_ptr.dtype.element_ty
+    tile_m = tl.program_id(1)
+    tile_n = tl.program_id(0)
+    if tile_m > tile_n:  # symmetric: only tiles on and above the diagonal
+        return
     slot = tl.program_id(2).to(tl.int64)
-    rows = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     y = tl.load(classes_ptr + slot).to(tl.int64)
     known = (y >= 0) & (y < num_classes)
     depth = tl.where(known, num_features, 0)
     product_ptr += slot * stride_product_slot
+    variance_ptr += tl.where(known, y, 0) * stride_variance
     gram = tl.zeros((BLOCK_M, BLOCK_N), DTYPE)
     for inner in range(0, depth, BLOCK_K):
         k = inner + tl.arange(0, BLOCK_K)
@@ -157,7 +163,7 @@ def _product_gram_kernel(
             other=0.0,
         ).to(DTYPE)
         if DIAGONAL:
-            variance = tl.load(variance_ptr + y * stride_variance + k, mask=k < num_features, other=0.0)
+            variance = tl.load(variance_ptr + k, mask=k < num_features, other=0.0)
             left *= variance.to(DTYPE)[None, :]
         right = tl.load(
             weight_ptr + columns[None, :] * stride_weight + k[:, None],
@@ -165,11 +171,12 @@ def _product_gram_kernel(
             other=0.0,
         )
         gram = tl.dot(left, right.to(DTYPE), gram, input_precision=PRECISION, out_dtype=DTYPE)
-    tl.store(
-        gram_ptr + (slot * num_classes + rows[:, None]) * num_classes + columns[None, :],
-        tl.where(known, gram, float("nan")),
-        mask=(rows[:, None] < num_classes) & (columns[None, :] < num_classes),
-    )
+    gram = tl.where(known, gram, float("nan"))
+    gram_ptr += slot * num_classes * num_classes
+    inside = (rows[:, None] < num_classes) & (columns[None, :] < num_classes)
+    tl.store(gram_ptr + rows[:, None] * num_classes + columns[None, :], gram, mask=inside)
+    if tile_m < tile_n:  # mirror the tile below the diagonal; every element has one writer
+        tl.store(gram_ptr + columns[None, :] * num_classes + rows[:, None], gram, mask=inside)
 
 
 def class_gram(weight: Tensor, covariance: Tensor, classes: Tensor, save_product: bool) -> tuple[Tensor, Tensor]:
@@ -188,7 +195,7 @@ def class_gram(weight: Tensor, covariance: Tensor, classes: Tensor, save_product
         return gram, no_product
     if num_classes <= tiles.FUSED_GRAM_CLASSES:
         product = weight.new_empty(num_slots, num_classes, num_features, dtype=dtype) if save_product else no_product
-        blocks = tiles.gram_blocks(num_classes, dtype)
+        blocks = tiles.gram_blocks(num_classes, gram)
         tiles.launch(
             _class_gram_kernel,
             (triton.cdiv(num_classes, blocks["BLOCK_M"]), num_slots),
@@ -203,15 +210,19 @@ def class_gram(weight: Tensor, covariance: Tensor, classes: Tensor, save_product
             covariance.stride(0),
             covariance.stride(1),
             SAVE_PRODUCT=save_product,
-            PRECISION=tiles.dot_precision(),
+            PRECISION=tiles.dot_precision(weight),
             **blocks,
         )
         return gram, product
     product = weight.new_empty(num_slots, num_classes, num_features, dtype=dtype)
-    blocks = tiles.matrix_blocks(num_classes, num_features, dtype)
-    tiles.launch(
+    tuning.launch(
         _product_kernel,
-        (triton.cdiv(num_features, blocks["BLOCK_N"]), triton.cdiv(num_classes, blocks["BLOCK_M"]), num_slots),
+        tiles.matrix_tilings(num_classes, num_features, product),
+        lambda blocks: (
+            triton.cdiv(num_features, blocks["BLOCK_N"]),
+            triton.cdiv(num_classes, blocks["BLOCK_M"]),
+            num_slots,
+        ),
         weight,
         covariance,
         classes,
@@ -221,8 +232,7 @@ def class_gram(weight: Tensor, covariance: Tensor, classes: Tensor, save_product
         weight.stride(0),
         covariance.stride(0),
         covariance.stride(1),
-        PRECISION=tiles.dot_precision(),
-        **blocks,
+        PRECISION=tiles.dot_precision(weight),
     )
     _gram_of_product(product, weight, None, classes, gram)
     return gram, product if save_product else no_product
@@ -232,10 +242,15 @@ def _gram_of_product(product: Tensor, weight: Tensor, variances: Tensor | None, 
     """G_y = T_y Wᵀ with T_y = product[slot], or W ∘ s_y if variances are given."""
     num_slots, num_classes, _ = gram.shape
     diagonal = variances is not None
-    blocks = tiles.matrix_blocks(num_classes, num_classes, gram.dtype)
-    tiles.launch(
+
+    def grid(blocks: tiles.Blocks) -> tuple[int, int, int]:
+        num_tiles = triton.cdiv(num_classes, blocks["BLOCK_M"])
+        return num_tiles, num_tiles, num_slots
+
+    tuning.launch(
         _product_gram_kernel,
-        (triton.cdiv(num_classes, blocks["BLOCK_N"]), triton.cdiv(num_classes, blocks["BLOCK_M"]), num_slots),
+        tiles.matrix_tilings(num_classes, num_classes, gram, square=True),
+        grid,
         product,
         weight,
         variances if diagonal else weight,
@@ -248,6 +263,5 @@ def _gram_of_product(product: Tensor, weight: Tensor, variances: Tensor | None, 
         weight.stride(0),
         variances.stride(0) if variances is not None else 0,
         DIAGONAL=diagonal,
-        PRECISION=tiles.dot_precision(),
-        **blocks,
+        PRECISION=tiles.dot_precision(weight),
     )

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from plsp_kernels.triton_impl import tiles
+from plsp_kernels.triton_impl import tiles, tuning
 
 
 class Products(NamedTuple):
@@ -65,10 +65,11 @@ def _class_gram_backward_kernel(
         ).to(DTYPE)
         inside = (q[:, None] < num_pairs) & (d[None, :] < num_features)
         if DIAGONAL:
-            y = tl.load(classes_ptr + q // num_classes, mask=q < num_pairs, other=-1).to(tl.int64)[:, None]
+            pair = q.to(tl.int32)  # U is an axis of grids, hence small, and 64-bit division costs registers
+            y = tl.load(classes_ptr + pair // num_classes, mask=q < num_pairs, other=-1).to(tl.int64)[:, None]
             known = inside & (y >= 0) & (y < num_classes)
             weight = tl.load(
-                product_ptr + (q % num_classes)[:, None] * stride_product + d[None, :], mask=inside, other=0.0
+                product_ptr + (pair % num_classes)[:, None] * stride_product + d[None, :], mask=inside, other=0.0
             )
             variance = tl.load(variance_ptr + y * stride_variance + d[None, :], mask=known, other=0.0)
             right = weight.to(DTYPE) * variance.to(DTYPE)
@@ -87,7 +88,7 @@ def _class_gram_backward_kernel(
 def num_splits(weight: Tensor, num_slots: int) -> int:
     """Number of partial sums for this many slots."""
     num_classes, num_features = weight.shape
-    blocks = tiles.matrix_blocks(num_classes, num_features, tiles.compute_dtype(weight))
+    blocks = tiles.matrix_tilings(num_classes, num_features, weight)[0]
     num_tiles = triton.cdiv(num_classes, blocks["BLOCK_M"]) * triton.cdiv(num_features, blocks["BLOCK_N"])
     return tiles.num_splits(triton.cdiv(num_slots * num_classes, blocks["BLOCK_K"]), num_tiles)
 
@@ -101,10 +102,10 @@ def weight_gradient(
     diagonal = covariance.dim() == 2
     source = tiles.dense_rows(weight) if diagonal else product.contiguous()
     variances = tiles.dot_operand(tiles.dense_rows(covariance), partial.dtype) if diagonal else source
-    blocks = tiles.matrix_blocks(num_classes, num_features, partial.dtype)
-    tiles.launch(
+    tuning.launch(
         _class_gram_backward_kernel,
-        (
+        tiles.matrix_tilings(num_classes, num_features, partial),
+        lambda blocks: (
             triton.cdiv(num_features, blocks["BLOCK_N"]),
             triton.cdiv(num_classes, blocks["BLOCK_M"]),
             partial.shape[0],
@@ -122,8 +123,7 @@ def weight_gradient(
         source.stride(-2),
         variances.stride(0) if diagonal else 0,
         DIAGONAL=diagonal,
-        PRECISION=tiles.dot_precision(),
-        **blocks,
+        PRECISION=tiles.dot_precision(partial),
     )
 
 

@@ -177,7 +177,7 @@ def label_columns(
         return LabelColumns(weight, covariance, classes, quadratic, None)
     saved = need_weight and num_slots * weight.numel() * dtype.itemsize <= tiles.CHUNK_BYTES
     product = weight.new_empty(num_slots, num_classes, num_features, dtype=dtype) if saved else None
-    blocks = tiles.matrix_blocks(num_classes, num_features, dtype)
+    blocks = tiles.label_product_blocks(num_classes, num_features, quadratic)
     tiles.launch(
         _full_columns_kernel,
         (triton.cdiv(num_classes, blocks["BLOCK_M"]), num_slots),
@@ -191,7 +191,7 @@ def label_columns(
         weight.stride(0),
         covariance.stride(0),
         covariance.stride(1),
-        PRECISION=tiles.dot_precision(),
+        PRECISION=tiles.dot_precision(weight),
         **blocks,
     )
     return LabelColumns(weight, covariance, classes, quadratic, product)

@@ -95,8 +95,8 @@ def _label_weight_gradient_kernel(
 def label_weight_gradient(columns: LabelColumns, grad_quadratic: Tensor) -> PartialGradients:
     """Partial sums of the gradient of the weight, given that of the columns (U, l)."""
     weight, covariance, classes, quadratic, product = columns
-    (num_classes, num_features), num_slots, dtype = weight.shape, classes.shape[0], quadratic.dtype
-    blocks = tiles.matrix_blocks(num_classes, num_features, dtype)
+    (num_classes, num_features), num_slots = weight.shape, classes.shape[0]
+    blocks = tiles.label_product_blocks(num_classes, num_features, quadratic)
     grid = triton.cdiv(num_features, blocks["BLOCK_N"]), triton.cdiv(num_classes, blocks["BLOCK_M"])
     splits = tiles.num_splits(num_slots, grid[0] * grid[1])
     result = PartialGradients(
@@ -119,7 +119,7 @@ def label_weight_gradient(columns: LabelColumns, grad_quadratic: Tensor) -> Part
         covariance.stride(0),
         0 if diagonal else covariance.stride(1),
         DIAGONAL=diagonal,
-        PRECISION=tiles.dot_precision(),
+        PRECISION=tiles.dot_precision(weight),
         **blocks,
     )
     return result

@@ -1,11 +1,13 @@
 """Kernel launches and tile sizes.
 
-Block sizes follow from the shape by fixed rules, so a shape always compiles to the same kernels. Launchers must call
-`tiles.launch` by this name: ahead-of-time compilation patches it to record launches.
+Block sizes follow from target and shape by fixed rules, so a shape always compiles to the same kernels (`tuning.py` is
+the exception that one asks for). Launchers must call `tiles.launch` and `tiles.target` by these names: ahead-of-time
+compilation patches them, to record launches and to stand for a GPU.
 """
 
+import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -33,16 +35,62 @@ def dense_rows(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] <= 1 else tensor.contiguous()
 
 
-def dot_precision(backend: str | None = None) -> str:
-    """Precision of tl.dot for float32: three TF32 products, which keep float32 accuracy, unless TF32 is allowed."""
-    if backend is None:
-        backend = "cuda" if torch.version.hip is None else "hip"
-    if backend == "hip":
-        return "ieee"
+class Float32Products(NamedTuple):
+    """How a target multiplies float32 matrices."""
+
+    precision: str
+    """Of tl.dot: one IEEE product, or three TF32 products, which keep float32 accuracy."""
+    rows: int
+    """BLOCK_M of plain products, at most."""
+    rows_per_warp: int
+    stages: int
+    """Of the pipeline of loads."""
+    gram_rows: int
+    """BLOCK_M of the fused Gram kernel, at most; it holds rows of G_y in registers beside those of T_y."""
+    gram_warps: int
+
+
+FLOAT32_PRODUCTS = {
+    # Three TF32 products where the TF32 peak is over three times the float32 peak: 156 and 19.5 Tflop/s on an A100, 494
+    # and 67 on an H100, over 1,000 and 75 on a B200. Triton spreads the warps of such a chain over rows only, 16 for
+    # each warp: with fewer, warps repeat each other's work. 64 rows keep 20 warps resident on sm_80, 128 rows 16. The
+    # tensor cores of the others outgrew the L2 cache, and 128 rows read a quarter less through it.
+    "sm_80": Float32Products("tf32x3", 64, 16, 3, 64, 4),
+    "sm_90": Float32Products("tf32x3", 128, 16, 3, 64, 4),
+    "sm_100": Float32Products("tf32x3", 128, 16, 3, 64, 4),
+    # The TF32 peak of sm_86, sm_89 and sm_120 is one to two times the float32 peak, and older GPUs have no TF32. IEEE
+    # products spill with 16 rows per warp, and the fused Gram kernel with more than 32 rows.
+    "other sm": Float32Products("ieee", 64, 8, 3, 32, 8),
+    # IEEE products in matrix units. Two stages, 8 KiB, leave room for eight programs in 64 KiB of shared memory.
+    "gfx": Float32Products("ieee", 64, 16, 2, 64, 8),
+}
+
+
+def float32_products(name: str) -> Float32Products:
+    """Entry of a target such as "sm_80"."""
+    return FLOAT32_PRODUCTS.get(name, FLOAT32_PRODUCTS["gfx" if name.startswith("gfx") else "other sm"])
+
+
+@functools.cache
+def target(device: torch.device) -> str:
+    """Compilation target of a device, such as "sm_80" or "gfx942"; "sm_80" stands for the interpreter."""
+    if device.type != "cuda":
+        return "sm_80"
+    if torch.version.hip is not None:
+        return str(torch.cuda.get_device_properties(device).gcnArchName).split(":")[0]
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
+
+
+def dot_precision(tensor: Tensor) -> str:
+    """Precision of tl.dot for float32 on the tensor's device: float32 accuracy, unless TF32 is allowed and exists."""
+    name = target(tensor.device)
     matmul = torch.backends.cuda.matmul
     # Newer versions of torch raise on reading the old setting once the new one has been used.
     allowed = matmul.fp32_precision == "tf32" if hasattr(matmul, "fp32_precision") else matmul.allow_tf32
-    return "tf32" if allowed else "tf32x3"
+    if allowed and name.startswith("sm_") and int(name.removeprefix("sm_")) >= 80:
+        return "tf32"
+    return float32_products(name).precision
 
 
 def dot_operand(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -66,30 +114,45 @@ FUSED_GRAM_CLASSES = 128
 """Up to this many classes, one tile spans all columns of G_y and the product stays in registers."""
 
 
-def gram_blocks(num_classes: int, dtype: torch.dtype) -> Blocks:
+def gram_blocks(num_classes: int, like: Tensor) -> Blocks:
     """Blocks of the fused kernel for T_y and G_y: tiles of BLOCK_M rows and BLOCK_L ≥ l columns of G."""
     block_l = class_block(num_classes, FUSED_GRAM_CLASSES)
+    precision, _, _, _, rows, warps = float32_products(target(like.device))
+    stages = 3 if precision == "tf32x3" else 2  # the other spills, on sm_80 and on sm_86
+    if like.dtype == torch.float64:
+        rows, warps, stages = 32, 8, 2
     return {
-        "BLOCK_M": min(block_l, 64 if dtype == torch.float32 else 32),
+        "BLOCK_M": min(block_l, rows),
         "BLOCK_L": block_l,
-        "BLOCK_D": 32 if dtype == torch.float32 else 16,
+        "BLOCK_D": 16,
         "BLOCK_K": 16,
-        "num_warps": 4 if block_l <= 32 else 8,
-        "num_stages": 2,
+        "num_warps": 4 if block_l <= 32 else warps,
+        "num_stages": stages,
     }
 
 
-def matrix_blocks(num_rows: int, num_columns: int, dtype: torch.dtype) -> Blocks:
-    """Blocks of a plain matrix product."""
-    block_m = class_block(num_rows, 64 if dtype == torch.float32 else 32)
-    block_n = class_block(num_columns, max(block_m, 32))
-    return {
-        "BLOCK_M": block_m,
-        "BLOCK_N": block_n,
-        "BLOCK_K": 16,
-        "num_warps": 8 if block_m * block_n >= (4096 if dtype == torch.float32 else 1024) else 4,
-        "num_stages": 3,
-    }
+def matrix_tilings(num_rows: int, num_columns: int, like: Tensor, square: bool = False) -> list[Blocks]:
+    """Tilings of a plain matrix product with the dtype and device of a tensor: the default, then some to try."""
+    if like.dtype == torch.float64:
+        block_m, block_n = class_block(num_rows, 32), class_block(num_columns, 32)
+        warps = 8 if block_m * block_n == 1024 else 4
+        return [{"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": 16, "num_warps": warps, "num_stages": 3}]
+    _, rows, rows_per_warp, stages, *_ = float32_products(target(like.device))
+    sizes = [(64, 64), (128, 128), (32, 32)] if square else [(rows, 64), (64, 64), (128, 64), (64, 128)]
+    tilings = []
+    for largest_m, largest_n in sizes:
+        block_m = class_block(num_rows, largest_m)
+        block_n = class_block(num_columns, largest_n if block_m >= 64 else 32)
+        warps = max(4, block_m // rows_per_warp)  # a tile of few rows takes as long as its loads: no matter who repeats
+        blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": 16, "num_warps": warps, "num_stages": stages}
+        tilings += [blocks] if blocks not in tilings else []
+    return tilings
+
+
+def label_product_blocks(num_classes: int, num_features: int, like: Tensor) -> Blocks:
+    """Blocks of a product with differences of rows, which take registers too: half the columns of a plain product."""
+    blocks = matrix_tilings(num_classes, num_features, like)[0]
+    return blocks | {"BLOCK_N": min(blocks["BLOCK_N"], 32)}
 
 
 def num_splits(steps: int, num_tiles: int) -> int:
@@ -111,7 +174,7 @@ def slots_per_chunk(weight: Tensor, num_slots: int, full: bool) -> int:
 
 def preparation_blocks(num_classes: int) -> Blocks:
     """Blocks of the counting sort, BLOCK_N samples by BLOCK_L classes, and of the centring, BLOCK_L rows by BLOCK_D."""
-    return {"BLOCK_N": 64, "BLOCK_L": class_block(num_classes, 32), "BLOCK_D": 32, "num_warps": 4, "num_stages": 2}
+    return {"BLOCK_N": 64, "BLOCK_L": class_block(num_classes, 32), "BLOCK_D": 32, "num_warps": 8, "num_stages": 2}
 
 
 def group_blocks(num_classes: int) -> Blocks:
@@ -131,9 +194,9 @@ def column_gradient_blocks(num_classes: int) -> Blocks:
 
 
 def pair_blocks(num_classes: int, dtype: torch.dtype) -> Blocks:
-    """Blocks of pairs (j, k) of one sample: a tile of j, streaming over tiles of k."""
-    block_k = class_block(num_classes, 64)
-    warps = 1 if block_k <= 32 else 4
+    """Blocks of pairs (j, k) of one sample: a tile of j, streaming over tiles of k, 4 pairs a thread."""
+    block_k = class_block(num_classes, 32)
+    warps = block_k // 8
     return {
         "BLOCK_J": 16,
         "BLOCK_K": block_k,
@@ -183,5 +246,5 @@ def assignment_blocks() -> Blocks:
 
 def mean_blocks(num_features: int) -> Blocks:
     """Blocks of the features of a class mean, streaming over BLOCK_N samples."""
-    block = class_block(num_features, 256)
+    block = class_block(num_features, 128)
     return {"BLOCK_N": 16, "BLOCK_D": block, "num_warps": 1 if block <= 32 else 4, "num_stages": 2}

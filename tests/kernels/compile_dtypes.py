@@ -18,7 +18,7 @@ if __name__ == "__main__":
     for weight_dtype, covariance_dtype in PAIRS:
         weight = torch.empty(7, 16, dtype=weight_dtype, device="meta")
         classes = torch.empty(5, dtype=torch.int32, device="meta")
-        with recording() as launches:
+        with recording(sys.argv[1]) as launches:
             for size in ((7, 16, 16), (7, 16)):
                 covariance = torch.empty(size, dtype=covariance_dtype, device="meta")
                 gram, product = triton_impl.class_gram(weight, covariance, classes, True)

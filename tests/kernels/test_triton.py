@@ -18,6 +18,7 @@ from triton_cases import (  # noqa: E402
     DEVICE,
     LOW_DTYPES,
     POISONED,
+    SMALLEST_TILING,
     assert_as_accurate,
     assert_same,
     assert_same_bits,
@@ -33,7 +34,7 @@ from plsp_kernels.triton_impl.probit import normal_tail  # noqa: E402
 
 STRENGTH, BETA = torch.tensor(0.7, dtype=torch.float64), math.pi**2 / 8
 CLASS_COUNTS = (2, 7, 41, 130)
-GRAM_SHAPES = ((2, 1), (7, 130), (41, 84), (130, 19))
+GRAM_SHAPES = ((2, 1), (7, 130), (41, 84), (90, 5), (130, 19))
 
 pytestmark = POISONED
 
@@ -460,6 +461,7 @@ def test_results_do_not_depend_on_the_tiles(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(tiles, "pulled_blocks", lambda num_classes: {"BLOCK_J": 8, "BLOCK_K": 16, **warps})
     monkeypatch.setattr(tiles, "gram_gradient_blocks", lambda num_classes: {"BLOCK_N": 1, "BLOCK_L": 16, **warps})
     monkeypatch.setattr(tiles, "FUSED_GRAM_CLASSES", 0)
+    monkeypatch.setattr(tiles, "matrix_tilings", lambda *_, **__: [SMALLEST_TILING])
     args = (rows, torch_impl.log_odds(rows), grad_log_odds, True, True)
     assert_same(triton_impl.log_odds_backward(*args), torch_impl.log_odds_backward(*args))
     labels = torch_impl.class_activation_labels(rows.logits, rows.logits > -3)
@@ -485,13 +487,40 @@ def test_repeated_calls_give_the_same_bits() -> None:
     assert_same_bits(run(), run())
 
 
-def test_float32_products_use_tf32_only_if_allowed() -> None:
+@pytest.mark.parametrize(
+    ("target", "highest", "high"),
+    [
+        ("sm_80", "tf32x3", "tf32"),
+        ("sm_90", "tf32x3", "tf32"),
+        ("sm_100", "tf32x3", "tf32"),
+        ("sm_86", "ieee", "tf32"),
+        ("sm_120", "ieee", "tf32"),
+        ("sm_75", "ieee", "ieee"),
+        ("gfx942", "ieee", "ieee"),
+    ],
+)
+def test_float32_products_follow_the_target_and_use_tf32_only_if_allowed(
+    target: str, highest: str, high: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiles, "target", lambda device: target)
     before = torch.get_float32_matmul_precision()
     try:
-        torch.set_float32_matmul_precision("highest")
-        assert tiles.dot_precision("cuda") == "tf32x3"
-        torch.set_float32_matmul_precision("high")
-        assert tiles.dot_precision("cuda") == "tf32"
-        assert tiles.dot_precision("hip") == "ieee"
+        for setting, expected in (("highest", highest), ("high", high)):
+            torch.set_float32_matmul_precision(setting)
+            assert tiles.dot_precision(torch.zeros(1)) == expected
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("square", [False, True])
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])
+def test_each_warp_of_three_tf32_products_has_rows_of_its_own(
+    target: str, square: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiles, "target", lambda device: target)
+    for size in (33, 41, 64, 100, 130, 1000):
+        tilings = tiles.matrix_tilings(size, size, torch.zeros(1), square)
+        assert all(blocks["BLOCK_M"] == blocks["BLOCK_N"] for blocks in tilings if square)
+        if size <= tiles.FUSED_GRAM_CLASSES:
+            tilings.append(tiles.gram_blocks(size, torch.zeros(1)))
+        assert all(blocks["BLOCK_M"] >= 16 * blocks["num_warps"] for blocks in tilings if blocks["BLOCK_M"] >= 64)

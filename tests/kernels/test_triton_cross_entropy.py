@@ -125,7 +125,7 @@ def test_results_do_not_depend_on_the_tiles(kind: str, monkeypatch: pytest.Monke
     small = {"BLOCK_U": 2, "BLOCK_L": 16, "BLOCK_D": 8, **warps}
     monkeypatch.setattr(tiles, "diagonal_column_blocks", lambda num_classes: small)
     square = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16, **warps}
-    monkeypatch.setattr(tiles, "matrix_blocks", lambda num_rows, num_columns, dtype: square)
+    monkeypatch.setattr(tiles, "label_product_blocks", lambda num_classes, num_features, like: square)
     monkeypatch.setattr(tiles, "num_splits", lambda steps, num_tiles: 3)
     batch = make_batch(11, 19, 19, kind)
     expected = torch_impl.cross_entropy(batch, upstream_of(batch), True, True)

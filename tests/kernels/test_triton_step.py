@@ -18,6 +18,7 @@ from triton_cases import (
     DEVICE,
     LOW_DTYPES,
     POISONED,
+    SMALLEST_TILING,
     assert_as_accurate,
     assert_same,
     assert_same_bits,
@@ -123,8 +124,8 @@ def test_each_tensor_may_have_a_dtype_of_its_own(widest: torch.dtype) -> None:
     dtypes = torch.float16, torch.bfloat16, widest, torch.bfloat16, torch.float16
     tensors = {name: getattr(step, name).to(dtype) for name, dtype in zip(FLOATS, dtypes, strict=True)}
     wide = mapped(step, lambda tensor: tensor.to(widest))
-    # The compiler may order the same sums differently.
-    assert_same(run(replace(step, **tensors)), run(wide), 32 * torch.finfo(widest).eps)
+    # Kernels read Σ as it is, and elements of 16 bits enter the matrix instructions in another order: one rounding.
+    assert_same(run(replace(step, **tensors)), run(wide), torch.finfo(widest).eps)
 
 
 def test_step_in_float64_with_half_precision_covariance_is_exact() -> None:
@@ -397,6 +398,7 @@ def test_results_do_not_depend_on_the_tiles(monkeypatch: pytest.MonkeyPatch) -> 
     smallest = {"BLOCK_N": 2, "BLOCK_L": 2, "BLOCK_D": 16, **warps}
     monkeypatch.setattr(tiles, "preparation_blocks", lambda num_classes: smallest)
     monkeypatch.setattr(tiles, "FUSED_GRAM_CLASSES", 0)
+    monkeypatch.setattr(tiles, "matrix_tilings", lambda *_, **__: [SMALLEST_TILING])
     assert_same(run(step), run(step, impl=torch_impl), 1e-11)
 
 

@@ -15,6 +15,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LOW_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MARGIN = 64
 """Elements of poison before and after every allocation; keeps the alignment of the allocator."""
+SMALLEST_TILING = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16, "num_warps": 1, "num_stages": 1}
+"""Of a matrix product."""
 
 MARKS = [
     pytest.mark.skipif(

@@ -62,13 +62,18 @@ class Emulator:
 
     @contextlib.contextmanager
     def serving_launches(self) -> Iterator[None]:
-        """Context in which every launch of a kernel is executed here."""
+        """Context in which every launch of a kernel is executed here, with the tiles of the target."""
         from triton.runtime.jit import JITFunction
+
+        from plsp_kernels.triton_impl import tiles
 
         def run(kernel: Any, *args: Any, grid: Any, warmup: bool = False, **options: Any) -> None:
             self.launch(kernel, grid, args, options)
 
-        with mock.patch.object(JITFunction, "run", run):
+        with (
+            mock.patch.object(JITFunction, "run", run),
+            mock.patch.object(tiles, "target", return_value=self.target),
+        ):
             yield
 
     def launch(self, kernel: Any, grid: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
