@@ -123,8 +123,8 @@ def _load_npz(path: Path) -> _Parts:
             f"own, train with --dataset {path} (see docs/data.md for its keys)"
         )
     for key, array in zip(keys, (train_images, train_labels, test_images, test_labels), strict=True):
-        if not isinstance(array, np.ndarray) or array.dtype.kind not in "iu" or array.ndim == 0:
-            raise ValueError(f"{path}: {key} must be an array of integers")
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf" or array.ndim == 0:
+            raise ValueError(f"{path}: {key} must be an array of numbers")
     return (*_tensors(train_images, train_labels), *_tensors(test_images, test_labels))
 
 
