@@ -88,7 +88,7 @@ def _labelled(name: str, parts: _Parts, class_names: tuple[str, ...], where: Pat
     place = where or name
     channels = len(_STATISTICS[name][0])
     for part, inputs, labels in (("training", *parts[:2]), ("test", *parts[2:])):
-        if len(inputs) != len(labels) or len(labels) == 0:
+        if len(inputs) != len(labels) or labels.dim() != 1 or len(labels) == 0:
             raise ValueError(
                 f"{place}: {len(inputs)} {part} inputs but {len(labels)} labels; need as many, at least one"
             )
@@ -207,7 +207,7 @@ def _read_idx(path: Path, file: BufferedIOBase) -> np.ndarray:
     content = bytearray()
     while len(content) <= size and (part := file.read(min(_READ_SIZE, size + 1 - len(content)))):
         content += part
-    if num_dims == 0 or len(content) != size:
+    if size == 0 or num_dims == 0 or len(content) != size:
         raise ValueError(f"{path} is not a complete idx file of unsigned bytes: download it again")
     return np.frombuffer(content, dtype=np.uint8).reshape(shape)
 
