@@ -88,7 +88,7 @@ def _labelled(name: str, parts: _Parts, class_names: tuple[str, ...], where: Pat
     place = where or name
     channels = len(_STATISTICS[name][0])
     for part, inputs, labels in (("training", *parts[:2]), ("test", *parts[2:])):
-        if len(inputs) != len(labels) or len(labels) == 0:
+        if len(inputs) != len(labels) or labels.dim() != 1 or len(labels) == 0:
             raise ValueError(
                 f"{place}: {len(inputs)} {part} inputs but {len(labels)} labels; need as many, at least one"
             )
@@ -123,8 +123,8 @@ def _load_npz(path: Path) -> _Parts:
             f"own, train with --dataset {path} (see docs/data.md for its keys)"
         )
     for key, array in zip(keys, (train_images, train_labels, test_images, test_labels), strict=True):
-        if not isinstance(array, np.ndarray) or array.dtype.kind not in "iu" or array.ndim == 0:
-            raise ValueError(f"{path}: {key} must be an array of integers")
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf" or array.ndim == 0:
+            raise ValueError(f"{path}: {key} must be an array of numbers")
     return (*_tensors(train_images, train_labels), *_tensors(test_images, test_labels))
 
 
@@ -207,7 +207,7 @@ def _read_idx(path: Path, file: BufferedIOBase) -> np.ndarray:
     content = bytearray()
     while len(content) <= size and (part := file.read(min(_READ_SIZE, size + 1 - len(content)))):
         content += part
-    if num_dims == 0 or len(content) != size:
+    if size == 0 or num_dims == 0 or len(content) != size:
         raise ValueError(f"{path} is not a complete idx file of unsigned bytes: download it again")
     return np.frombuffer(content, dtype=np.uint8).reshape(shape)
 

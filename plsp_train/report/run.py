@@ -11,6 +11,13 @@ from plsp_train.config import Config
 from plsp_train.results import Results, load_results
 from plsp_train.runs import method_of, read_config, read_json
 
+_SUMMARY_KINDS: dict[str, type] = {
+    "warnings": list,
+    "notes": list,
+    "versions": dict,
+    "seconds_at_end_of": dict,
+    "device": str,
+}
 _LARGEST = 1e100  # of a metric; charts compute with differences and squares
 
 
@@ -115,7 +122,7 @@ def _read_run(directory: Path, title: str) -> Run:
         config=read_config(directory),
         ambiguity=_read_numbers(ambiguity) if ambiguity.exists() else {},
         history=_read_metrics(directory / "metrics.jsonl"),
-        summary=read_json(summary) if summary.exists() else None,
+        summary=_read_summary(summary) if summary.exists() else None,
         # An older file may lie in the directory of a run that was started again.
         results=load_results(results) if results.exists() and summary.exists() else None,
     )
@@ -125,7 +132,7 @@ def _read_numbers(path: Path) -> dict[str, float | None]:
     content = read_json(path)
     for name, value in content.items():
         if value is not None and not isinstance(value, int | float):
-            raise ValueError(f"cannot read {path}: {name} must be a number, got {value!r}")
+            raise ValueError(f"cannot read {path}: {name!r} must be a number, got {value!r}")
     return content
 
 
@@ -137,18 +144,36 @@ def _read_metrics(path: Path) -> list[dict[str, Any]]:
     except UnicodeDecodeError as error:
         raise ValueError(f"cannot read {path}: {error}") from None
     # The last line is empty, or an epoch that is being written.
-    return [_parse_epoch(line, f"{path}, line {number}") for number, line in enumerate(lines[:-1], 1)]
+    history = [_parse_epoch(line, f"{path}, line {number}") for number, line in enumerate(lines[:-1], 1)]
+    for name in {name for line in history for name, value in line.items() if isinstance(value, list)}:
+        if len({len(line[name]) if isinstance(line[name], list) else 0 for line in history if line.get(name)}) > 1:
+            raise ValueError(f"cannot read {path}: {name!r} does not always have one entry per class")
+    return history
 
 
 def _parse_epoch(line: str, place: str) -> dict[str, Any]:
     try:
         metrics = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"cannot read {place}: {error}") from None
     if not isinstance(metrics, dict) or not isinstance(metrics.get("epoch"), int):
         raise ValueError(f"cannot read {place}: it must hold the metrics of an epoch")
     for name, value in metrics.items():
-        for number in value if isinstance(value, list) else [value]:
-            if isinstance(number, int | float) and abs(number) > _LARGEST:
-                raise ValueError(f"cannot read {place}: {name} is {number}")
+        numbers = value if isinstance(value, list) else [value]
+        if name != "stage" and not all(number is None or _is_metric(number) for number in numbers):
+            raise ValueError(f"cannot read {place}: {name!r} must be a number or one per class")
     return metrics
+
+
+def _is_metric(value: object) -> bool:
+    return isinstance(value, int | float) and not abs(value) > _LARGEST
+
+
+def _read_summary(path: Path) -> dict[str, Any]:
+    summary = read_json(path)
+    for name, value in summary.items():
+        kind = dict if name.startswith("selected_by_") else _SUMMARY_KINDS.get(name)
+        fits = value is None or _is_metric(value) if kind is None else isinstance(value, kind)
+        if not fits or (name in ("epochs", "seconds") and (value is None or not math.isfinite(value))):
+            raise ValueError(f"cannot read {path}: {name!r} must not be {value!r}")
+    return summary

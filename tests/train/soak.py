@@ -33,8 +33,8 @@ from plsp_train.cli import main as train
 from plsp_train.methods import METHODS
 from small_runs import SMALL, metrics
 
-MOST_KILLS_PER_RUN = 6
-FILE_OPERATIONS = 40  # of a run: each of about ten files is written, flushed and moved
+MOST_KILLS_PER_RUN = 12
+FILE_OPERATIONS = 25  # a whole run has about 35: files are written, flushed and moved; a resumed run has fewer
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "plsp_train")
 
 
@@ -197,7 +197,7 @@ class Soak:
             number, own = self.generator.randint(1, FILE_OPERATIONS), random.Random(self.generator.random())
             pid, kind, seconds = forked(arguments, log, lambda: kill_in_file_operation(number, own)), "writing", 600.0
         else:
-            pid, kind, seconds = forked(arguments, log), "moment", self.generator.uniform(0, duration)
+            pid, kind, seconds = forked(arguments, log), "moment", self.generator.uniform(0, 0.8 * duration)
         exit_code = ended(pid, seconds)
         if exit_code is None:
             os.kill(pid, signal.SIGKILL)

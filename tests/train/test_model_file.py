@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from plsp_train.checkpoint import save_tensors
 from plsp_train.model_file import ModelFile, load_model, read_model_file, save_model
 from plsp_train.models import as_network, build_model
 from small_results import image_model, vector_model
@@ -112,16 +113,16 @@ class Malicious:
 def test_file_cannot_execute_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "model.pt"
-    torch.save({"format": 2, "state_dict": Malicious()}, path)
+    save_tensors(path, {"format": 2, "state_dict": Malicious()})
     assert "not a model file" in refused(path)
     assert not Path("executed").exists()
 
 
 def test_checkpoint_and_old_model_are_told_apart(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
-    torch.save({"epochs_done": 3}, path)
+    save_tensors(path, {"epochs_done": 3})
     assert "holds no state_dict" in refused(path)
-    torch.save({"model": "mlp", "input_shape": [4], "num_classes": 3, "state_dict": {}}, path)
+    save_tensors(path, {"model": "mlp", "input_shape": [4], "num_classes": 3, "state_dict": {}})
     assert "format 1" in refused(path)
 
 
@@ -143,7 +144,7 @@ def test_checkpoint_and_old_model_are_told_apart(tmp_path: Path) -> None:
 def test_error_names_the_invalid_key(tmp_path: Path, key: str, value: Any) -> None:
     path = saved(tmp_path / "model.pt", vector_model())
     content = torch.load(path, weights_only=True)
-    torch.save(content | {key: value}, path)
+    save_tensors(path, content | {key: value})
     assert key in refused(path)
 
 
@@ -151,7 +152,7 @@ def test_error_names_the_missing_key(tmp_path: Path) -> None:
     path = saved(tmp_path / "model.pt", vector_model())
     content = torch.load(path, weights_only=True)
     del content["mean"]
-    torch.save(content, path)
+    save_tensors(path, content)
     assert "mean" in refused(path)
 
 

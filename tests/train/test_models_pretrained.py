@@ -140,7 +140,7 @@ def test_safetensors_without_the_package_name_the_remedy(tmp_path: Path, monkeyp
         ({"norm.num_batches_tracked": torch.tensor(3)}, "has no weights of this network"),
         ({"epoch": 3}, "must hold a state_dict"),
         (torch.zeros(3), "must hold a state_dict"),
-        (Small(5), "is not a readable checkpoint"),
+        (Small(5), "must be written by torch.save and hold tensors"),
     ],
     ids=["shapes", "names", "empty", "buffer", "no tensors", "tensor", "module"],
 )
