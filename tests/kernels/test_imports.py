@@ -114,6 +114,7 @@ def test_public_names_are_stable():
     assert set(plsp_kernels.__all__) == {
         "CurriculumThreshold",
         "SemanticCovariance",
+        "SemanticCrossEntropyLoss",
         "SemanticLoss",
         "SemanticUpperBoundLoss",
         "__version__",

@@ -329,7 +329,8 @@ class TestCompile:
             assert_equal_runs(run(compiled, model, criteria[0], data), run(step, model, criteria[1], data))
         for (name, found), expected in zip(criteria[0].named_buffers(), criteria[1].buffers(), strict=True):
             assert_equal_runs([found], [expected])
-            assert expected.any(), f"{name} was never written"
+            if name != "covariance.skipped":  # all samples are finite
+                assert expected.any(), f"{name} was never written"
 
 
 # --- autocast ------------------------------------------------------------------------------------------------------
