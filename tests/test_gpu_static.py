@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -19,7 +20,7 @@ from triton.runtime import interpreter
 import plsp_kernels
 from benchmarks import results
 from benchmarks.gpu_static import __main__ as command
-from benchmarks.gpu_static import ahead_of_time, report
+from benchmarks.gpu_static import ahead_of_time, compilation, report
 from benchmarks.gpu_static.calls import DTYPES, LOSS
 from benchmarks.gpu_static.compilation import COLUMNS
 from benchmarks.gpu_static.instructions import instruction_mix
@@ -98,6 +99,17 @@ def test_kernel_that_does_not_compile_fails_and_keeps_its_row() -> None:
     row["note"] = "not compiled: no such target"
     assert report.failures([row]) == ["pair on sm_90 (large; float32) not compiled: no such target"]
     assert "not compiled: no such target" in report.resources([row])
+
+
+def test_binary_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = mock.Mock(return_value=ahead_of_time.Compiled(40, 8, 1024, "  /*0010*/  FFMA R0, R1, R2, R3 ;"))
+    monkeypatch.setattr(ahead_of_time, "compile_kernel", compiled)
+    monkeypatch.setattr(compilation, "CACHE", tmp_path / "cache")
+    binaries = [mock.Mock(key=("sm_80", source, "{}")) for source in ("one", "one", "other")]
+    found = [compilation._resources(binary) for binary in binaries]
+    assert found[0] == found[1]
+    assert (found[0]["registers"], found[0]["spill bytes"], found[0]["float"]) == (40, 8, 1)
+    assert compiled.call_args_list == [mock.call(binaries[0]), mock.call(binaries[2])]
 
 
 def test_partial_results_are_not_written(capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,9 +45,6 @@ class MappedImages:
     def dim(self) -> int:
         return 4
 
-    def is_floating_point(self) -> bool:
-        return False
-
     def take(self, rows: Tensor) -> "MappedImages":
         """These images, still in the file."""
         return MappedImages(self._path, self._workers, self._rows[rows])
@@ -66,12 +63,12 @@ class MappedImages:
         """The images of each of these parts, the next one being read while one is used."""
         for number, part in enumerate(parts):
             for following in parts[number : number + 2]:
-                self.prefetch(self._positions(following))
+                self.prefetch(following)
             yield self[part]
 
     def __getitem__(self, index: Tensor | slice) -> Tensor:
         """Images (N, C, H, W) on the CPU."""
-        rows = self._rows[self._positions(index)].numpy()
+        rows = self._file_rows(index)
         images = _readers(self._path, self._workers).take(rows) if self._path in _READING else None
         if images is None:
             images = np.empty((len(rows), *self._file.shape[1:]), np.uint8)
@@ -79,12 +76,12 @@ class MappedImages:
         found = torch.from_numpy(images)
         return found[:, None] if found.dim() == 3 else found.permute(0, 3, 1, 2).contiguous()
 
-    def _positions(self, index: Tensor | slice) -> Tensor:
-        return torch.arange(len(self))[index] if isinstance(index, slice) else index.cpu()
+    def _file_rows(self, index: Tensor | slice) -> np.ndarray:
+        return self._rows[index if isinstance(index, slice) else index.cpu()].numpy()
 
-    def prefetch(self, index: Tensor) -> None:
+    def prefetch(self, index: Tensor | slice) -> None:
         """Let workers read these images, to be indexed soon in the same order."""
-        _readers(self._path, self._workers).request(self._rows[index.cpu()].numpy())
+        _readers(self._path, self._workers).request(self._file_rows(index))
 
 
 Inputs = Tensor | MappedImages
