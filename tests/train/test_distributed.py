@@ -317,7 +317,7 @@ def test_run_restarts_after_a_worker_of_another_node_is_killed(tmp_path, directo
         )
         for _ in range(RANKS)
     ]
-    outputs = [node.communicate() for node in nodes]
+    outputs = [node.communicate(timeout=240) for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], outputs
     text = "".join(output + errors for output, errors in outputs)
     assert f"resuming {out} after 2 epochs and 0 steps" in text
