@@ -109,7 +109,7 @@ def test_faq_quotes_actual_error_messages() -> None:
     labels, candidates = torch.zeros(2, dtype=torch.int64), torch.zeros(2, 10, dtype=torch.bool)
     loss = partial(plsp_kernels.semantic_cross_entropy, strength=0.0)
     messages = [
-        _refused(lambda: loss(logits, weight, covariance, labels.int())),
+        _refused(lambda: loss(logits, weight, covariance, labels.float())),
         _refused(lambda: loss(logits, weight, torch.zeros(10, 16, 16), labels)).split(", got")[0],
         _refused(lambda: plsp_kernels.class_activation_labels(logits, candidates.float())),
         _refused(lambda: plsp_kernels.class_activation_labels(logits, candidates)),

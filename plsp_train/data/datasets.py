@@ -77,7 +77,8 @@ def load_digits(root: Path) -> Source:
 
 
 def _tensors(images: np.ndarray, labels: np.ndarray) -> tuple[Tensor, Tensor]:
-    return torch.from_numpy(np.ascontiguousarray(images)), torch.from_numpy(labels.astype(np.int64))
+    images = np.ascontiguousarray(images, dtype=images.dtype.newbyteorder("="))
+    return torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64))
 
 
 _Parts = tuple[Tensor, Tensor, Tensor, Tensor]

@@ -146,7 +146,16 @@ def _read_metrics(path: Path) -> list[dict[str, Any]]:
     # The last line is empty, or an epoch that is being written.
     history = [_parse_epoch(line, f"{path}, line {number}") for number, line in enumerate(lines[:-1], 1)]
     for name in {name for line in history for name, value in line.items() if isinstance(value, list)}:
-        if len({len(line[name]) if isinstance(line[name], list) else 0 for line in history if line.get(name)}) > 1:
+        if (
+            len(
+                {
+                    len(line[name]) if isinstance(line[name], list) else 0
+                    for line in history
+                    if line.get(name) is not None
+                }
+            )
+            > 1
+        ):
             raise ValueError(f"cannot read {path}: {name!r} does not always have one entry per class")
     return history
 

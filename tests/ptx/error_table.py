@@ -102,6 +102,9 @@ def training_step(problem: Any, kind: str) -> None:
 
     (num_unlabeled, num_classes), num_features = problem.candidates.shape, problem.weight.shape[1]
     criterion = SemanticUpperBoundLoss(num_unlabeled, num_classes, num_features, covariance=kind, impl="triton")
+    # Statistics of earlier batches: those of one batch alone may be exactly zero, and errors are relative.
+    criterion.covariance.covariance.copy_(problem.covariance)
+    criterion.covariance.count.fill_(3)
     criterion(
         problem.labeled_logits,
         problem.weak_logits,
