@@ -43,7 +43,7 @@ def communication(dataset: str, ranks: int) -> dict[str, float]:
 def images_per_second(ranks: int, epochs: int, data_root: str) -> float:
     """Median over the semi-supervised epochs of a short run, without the first of them."""
     with tempfile.TemporaryDirectory() as folder:
-        launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
         settings = ["--dataset", "fmnist", "--data-root", data_root, "--device", "cpu", "--out", f"{folder}/run"]
         length = ["--pretrain-epochs", "0", "--epochs", str(epochs), "--iterations", "40"]
         subprocess.run(

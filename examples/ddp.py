@@ -4,7 +4,7 @@ Every process trains on batches of its own. Two things make it one run: Distribu
 and `group` makes every process take in the labelled features and confident instances of all, so that class covariances
 and thresholds are the same everywhere. With batches of equal sizes, a step is that of one process on all the batches.
 
-    torchrun --nproc-per-node 2 examples/ddp.py
+    torchrun --standalone --nproc-per-node 2 examples/ddp.py
 """
 
 import os

@@ -46,7 +46,7 @@ _EPILOG = """examples:
   python -m plsp_train --method proden                      one of the baselines
   python -m plsp_train --dataset cifar100 --download --device cuda --amp bf16
   python -m plsp_train --resume --out runs/digits-fps0.5-seed0
-  torchrun --nproc-per-node 2 -m plsp_train --dataset cifar100 --data-root data
+  torchrun --standalone --nproc-per-node 2 -m plsp_train --dataset cifar100 --data-root data
 """
 
 

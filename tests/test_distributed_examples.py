@@ -23,10 +23,10 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 def test_processes_learn_together_and_hold_the_same_state(tmp_path: Path, name: str, needs: str) -> None:
     pytest.importorskip(needs)
     (tmp_path / "driver.py").write_text(DRIVER)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS), "driver.py"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
     environment = {**os.environ, "ACCELERATE_USE_CPU": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*command, str(EXAMPLES / name)], cwd=tmp_path, env=environment, capture_output=True, text=True
+        [*launcher, "driver.py", str(EXAMPLES / name)], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     *_, score = [line for line in done.stdout.splitlines() if "micro-F1" in line]

@@ -272,12 +272,15 @@ def test_an_error_on_one_rank_stops_both(directory: Path) -> None:
     assert "No space left on device" in (directory / "rank0.txt").read_text()
 
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS), "-m", "plsp_train"]
+# Standalone: a port of its own, so that two tests at once do not meet.
+LAUNCHER = [sys.executable, "-m", "torch.distributed.run"]
+TORCHRUN = [*LAUNCHER, "--standalone", "--nproc-per-node", str(RANKS), "-m", "plsp_train"]
 
 
 def test_torchrun_starts_the_ranks(tmp_path) -> None:
     short = [*SMALL, "--pretrain-epochs", "1", "--epochs", "0"]
-    done = subprocess.run([*TORCHRUN, *short], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run([*TORCHRUN, *short], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     assert done.stdout.count("epoch 1/1") == 1
     assert "Warning" not in done.stderr
     (out,) = (tmp_path / "runs").iterdir()
@@ -309,7 +312,7 @@ def test_run_restarts_after_a_worker_of_another_node_is_killed(tmp_path, directo
         *("--nnodes", str(RANKS), "--nproc-per-node", "1", "--max-restarts", "3"),
         *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{_free_port()}", "--rdzv-id", "test"),
     ]
-    command = [*TORCHRUN[:3], *elastic, "-m", "plsp_train", *SMALL, *UNEVEN, "--plugin", "killer", "--out", str(out)]
+    command = [*LAUNCHER, *elastic, "-m", "plsp_train", *SMALL, *UNEVEN, "--plugin", "killer", "--out", str(out)]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
     nodes = [
         subprocess.Popen(
