@@ -1,8 +1,8 @@
 """Images that are read from a memory-mapped file when they are needed: training sets larger than memory."""
 
-import atexit
 import multiprocessing
 import os
+import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing.shared_memory import SharedMemory
@@ -29,6 +29,7 @@ class MappedImages:
     def __init__(self, path: Path, workers: int | None = None, rows: Tensor | None = None) -> None:
         self._file = MappedFile(path)
         self._path, self._workers = path, workers
+        self._readers = _readers(path, workers)
         self._rows = torch.arange(self._file.shape[0]) if rows is None else rows
 
     dtype = torch.uint8
@@ -69,7 +70,7 @@ class MappedImages:
     def __getitem__(self, index: Tensor | slice) -> Tensor:
         """Images (N, C, H, W) on the CPU."""
         rows = self._file_rows(index)
-        images = _readers(self._path, self._workers).take(rows) if self._path in _READING else None
+        images = self._readers.take(rows)
         if images is None:
             images = np.empty((len(rows), *self._file.shape[1:]), np.uint8)
             self._file.read(rows, images)
@@ -81,7 +82,7 @@ class MappedImages:
 
     def prefetch(self, index: Tensor | slice) -> None:
         """Let workers read these images, to be indexed soon in the same order."""
-        _readers(self._path, self._workers).request(self._file_rows(index))
+        self._readers.request(self._file_rows(index))
 
 
 Inputs = Tensor | MappedImages
@@ -99,7 +100,7 @@ class _Request(NamedTuple):
 
 
 class _Readers:
-    """Worker processes that read ahead into shared memory."""
+    """Worker processes that read ahead into shared memory. They start with the first request and end with this object."""
 
     def __init__(self, path: Path, workers: int | None) -> None:
         count = workers or min(_MOST_WORKERS, os.cpu_count() or 1)
@@ -109,7 +110,7 @@ class _Readers:
         self._shape, self._capacity = MappedFile(path).shape[1:], 2 * count + 4
         self._requests: dict[bytes, _Request] = {}
         self._free: list[SharedMemory] = []
-        atexit.register(self.close)
+        weakref.finalize(self, _close, self._pool, self._requests, self._free)
 
     def request(self, rows: np.ndarray) -> None:
         key = rows.tobytes()
@@ -139,22 +140,22 @@ class _Readers:
             _release(memory)
         return SharedMemory(create=True, size=size)
 
-    def close(self) -> None:
-        atexit.unregister(self.close)
-        self._pool.shutdown(wait=True, cancel_futures=True)
-        for memory in [*self._free, *(request.memory for request in self._requests.values())]:
-            _release(memory)
-        self._free, self._requests = [], {}
 
-
-_READING: dict[Path, _Readers] = {}
+_READING: "weakref.WeakValueDictionary[Path, _Readers]" = weakref.WeakValueDictionary()
 """The readers of each file, shared by all parts of it."""
 
 
 def _readers(path: Path, workers: int | None) -> _Readers:
-    if path not in _READING:
-        _READING[path] = _Readers(path, workers)
-    return _READING[path]
+    readers = _READING.get(path)
+    if readers is None:
+        readers = _READING[path] = _Readers(path, workers)
+    return readers
+
+
+def _close(pool: ProcessPoolExecutor, requests: dict[bytes, _Request], free: list[SharedMemory]) -> None:
+    pool.shutdown(wait=True, cancel_futures=True)
+    for memory in [*free, *(request.memory for request in requests.values())]:
+        _release(memory)
 
 
 def _release(memory: SharedMemory) -> None:

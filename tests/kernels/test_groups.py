@@ -1,8 +1,6 @@
 """State updates over two ranks: every rank holds what one process would hold that was given all their rows."""
 
 import copy
-import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -110,10 +108,9 @@ def _loops(rank: int) -> tuple[list[Tensor], list[Tensor]]:
     ]
 
 
-def _work(rank: int, directory: Path, port: int) -> None:
+def _work(rank: int, directory: Path) -> None:
     torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    dist.init_process_group("gloo", rank=rank, world_size=RANKS)
+    dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=RANKS)
     found = {
         "full float32": _covariances(rank, "full", torch.float32),
         "full bfloat16": _covariances(rank, "full", torch.bfloat16),
@@ -130,10 +127,7 @@ def _work(rank: int, directory: Path, port: int) -> None:
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """By rank, the state of each case and that of one process which had all rows."""
     directory = tmp_path_factory.mktemp("groups")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    torch.multiprocessing.spawn(_work, args=(directory, port), nprocs=RANKS)
+    torch.multiprocessing.spawn(_work, args=(directory,), nprocs=RANKS)
     return [torch.load(directory / f"{rank}.pt") for rank in range(RANKS)]
 
 

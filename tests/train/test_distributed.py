@@ -1,8 +1,10 @@
 """Two ranks compute what one does; they stop, fail and resume together."""
 
 import copy
+import itertools
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -44,10 +46,12 @@ ALL_RUNS["held-out"] = [*UNEVEN, "--validation-fraction", "0.1", "--epochs", "1"
 STOP_AT = ("train", 2, 3)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def _free_ports() -> Iterator[int]:
+    """Below those that the system gives to outgoing connections, so that they stay free until they are used."""
+    for port in random.SystemRandom().sample(range(20_000, 30_000), 10_000):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                yield port
 
 
 def _as_torchrun_does(rank: int, ports: list[int]) -> None:
@@ -211,7 +215,7 @@ def _work(rank: int, directory: Path, ports: list[int]) -> None:
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("ranks")
-    ports = [_free_port() for _ in range(len(ALL_RUNS) + 4)]
+    ports = list(itertools.islice(_free_ports(), len(ALL_RUNS) + 4))
     torch.multiprocessing.spawn(_work, args=(directory, ports), nprocs=RANKS)  # raises what a rank raised
     return directory
 
@@ -310,7 +314,7 @@ def test_run_restarts_after_a_worker_of_another_node_is_killed(tmp_path, directo
     out = tmp_path / "out"
     elastic = [
         *("--nnodes", str(RANKS), "--nproc-per-node", "1", "--max-restarts", "3"),
-        *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{_free_port()}", "--rdzv-id", "test"),
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{next(_free_ports())}", "--rdzv-id", "test"),
     ]
     command = [*LAUNCHER, *elastic, "-m", "plsp_train", *SMALL, *UNEVEN, "--plugin", "killer", "--out", str(out)]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}

@@ -1,5 +1,7 @@
 """Sets larger than memory: packed candidate sets, images in a file, and passes over a set that stream."""
 
+import gc
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -72,6 +74,20 @@ def test_images_in_a_file_are_those_of_the_array(tmp_path: Path, shape: tuple[in
         part.prefetch(torch.randint(30, (3,)))
     part.prefetch(index[1:])
     assert torch.equal(part[index[1:]], expected[20:][index[1:]])
+
+
+def test_readers_end_with_the_last_part_of_the_images(tmp_path: Path) -> None:
+    path, images = _file(tmp_path, 50, 6, 5)
+    before = set(multiprocessing.active_children())
+    mapped = MappedImages(path, workers=1)
+    part = mapped.take(torch.arange(10, 20))
+    mapped.prefetch(slice(0, 5))
+    del mapped
+    assert len(set(multiprocessing.active_children()) - before) == 1
+    assert torch.equal(part[:][:, 0], torch.from_numpy(images[10:20]))
+    del part
+    gc.collect()
+    assert set(multiprocessing.active_children()) <= before
 
 
 def test_readers_end_with_their_process_even_if_it_is_killed(tmp_path: Path) -> None:
