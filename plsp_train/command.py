@@ -38,10 +38,8 @@ def run_command(name: str, module: str) -> NoReturn:
 @contextmanager
 def _interrupt_ends_process() -> Iterator[None]:
     """Let Ctrl-C end the process without a word. In an import, KeyboardInterrupt may surface as any other exception."""
-    if (
-        signal.getsignal(signal.SIGINT) is not signal.default_int_handler
-    ):  # someone has decided otherwise, as nohup does
-        yield
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield  # someone has decided otherwise, as nohup does
         return
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:

@@ -156,8 +156,8 @@ def _covariance_update(a: Arguments, grid: tuple[int, ...]) -> tuple[int, int]:
 def _mean_update(a: Arguments, grid: tuple[int, ...]) -> tuple[int, int]:
     per_sample, per_feature = (VARIANCE_SAMPLE, VARIANCE_ELEMENT) if a["DIAGONAL"] else (1, MEAN_ELEMENT)
     samples = _padded(a["num_samples"], a["BLOCK_N"])
-    # Every sample is first looked at for values that are not finite.
-    return 0, grid[0] * _padded(a["num_features"], a["BLOCK_D"]) * ((1 + per_sample) * samples + per_feature)
+    # Two more for every value that is first looked at for not being finite.
+    return 0, grid[0] * _padded(a["num_features"], a["BLOCK_D"]) * ((2 + per_sample) * samples + per_feature)
 
 
 _COUNTS: dict[str, Callable[[Arguments, tuple[int, ...]], tuple[int, int]]] = {

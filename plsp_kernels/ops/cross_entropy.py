@@ -46,8 +46,10 @@ class _ReducedLoss(torch.autograd.Function):
     """The sum or mean. Its gradients are computed in the forward pass."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, weight: Tensor, loss: Tensor, *gradients: Tensor) -> Tensor:
-        ctx.save_for_backward(*gradients)
+    def forward(
+        ctx: Any, logits: Tensor, weight: Tensor, loss: Tensor, grad_logits: Tensor, grad_weight: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(grad_logits, grad_weight)
         ctx.dtypes = logits.dtype, weight.dtype
         return as_output(ctx, loss)
 

@@ -246,5 +246,5 @@ def assignment_blocks() -> Blocks:
 
 def mean_blocks(num_features: int) -> Blocks:
     """Blocks of the features of a class mean, streaming over BLOCK_N samples."""
-    block = class_block(num_features, 128)
+    block = class_block(num_features, 64)
     return {"BLOCK_N": 16, "BLOCK_D": block, "num_warps": 1 if block <= 32 else 8, "num_stages": 2}

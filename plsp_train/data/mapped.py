@@ -100,7 +100,7 @@ class _Request(NamedTuple):
 
 
 class _Readers:
-    """Worker processes that read ahead into shared memory. They start with the first request and end with this object."""
+    """Worker processes that read ahead into shared memory. They start when asked and end with this object."""
 
     def __init__(self, path: Path, workers: int | None) -> None:
         count = workers or min(_MOST_WORKERS, os.cpu_count() or 1)

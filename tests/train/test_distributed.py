@@ -317,14 +317,16 @@ def test_run_restarts_after_a_worker_of_another_node_is_killed(tmp_path, directo
         *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{next(_free_ports())}", "--rdzv-id", "test"),
     ]
     command = [*LAUNCHER, *elastic, "-m", "plsp_train", *SMALL, *UNEVEN, "--plugin", "killer", "--out", str(out)]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    nodes = [
-        subprocess.Popen(
-            command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        for _ in range(RANKS)
-    ]
-    outputs = [node.communicate(timeout=240) for node in nodes]
+    # With a store that workers share with their agents, both nodes wait for ever after the restart.
+    variables = {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    start = partial(subprocess.Popen, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    nodes = [start(command, cwd=tmp_path, env={**os.environ, **variables}) for _ in range(RANKS)]
+    try:
+        outputs = [node.communicate(timeout=240) for node in nodes]
+    except subprocess.TimeoutExpired:
+        for node in nodes:
+            os.killpg(node.pid, signal.SIGKILL)
+        raise
     assert [node.returncode for node in nodes] == [0, 0], outputs
     text = "".join(output + errors for output, errors in outputs)
     assert f"resuming {out} after 2 epochs and 0 steps" in text

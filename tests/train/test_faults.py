@@ -298,7 +298,10 @@ def test_an_interrupt_while_importing_is_quiet(tmp_path: Path) -> None:
         "except KeyboardInterrupt:\n"
         "    raise ImportError('numpy.core.multiarray failed to import')\n"
     )
-    command = "from plsp_train.command import run_command; run_command('plsp_train', 'interrupted')"
+    command = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"  # shells ignore it in the background
+        "from plsp_train.command import run_command; run_command('plsp_train', 'interrupted')"
+    )
     environment = {**os.environ, "PYTHONPATH": f"{Path.cwd()}:{tmp_path}"}
     ended = subprocess.run([sys.executable, "-c", command], env=environment, capture_output=True, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (-2, b"", b"")
