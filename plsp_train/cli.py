@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from plsp_train.checkpoint import has_checkpoint
 from plsp_train.command import explain_import
@@ -50,8 +50,15 @@ _EPILOG = """examples:
 """
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line instead of the usage of a hundred options, printed once however many ranks meet it."""
+        print_error(f"plsp_train: error: {message}; --help lists the options")
+        sys.exit(2)
+
+
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m plsp_train",
         description="Train a classifier from partial labels with PLSP or one of its baselines. "
         "Without arguments: PLSP on scikit-learn's digits.",

@@ -37,15 +37,7 @@ interpreted = pytest.mark.skipif(
 )
 
 
-# Strict: the first regeneration removes the marker.
-STALE = pytest.mark.xfail(
-    strict=True,
-    reason="the stored results are of the kernels before the fused step: python -m benchmarks.gpu_static --write",
-)
-
-
 @pytest.mark.aot
-@STALE
 def test_quick_run_agrees_with_stored_results() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     run = [sys.executable, "-m", "benchmarks.gpu_static", "--quick"]
@@ -61,7 +53,6 @@ def test_quick_run_agrees_with_stored_results() -> None:
     assert found == stored, "the kernels have changed: run python -m benchmarks.gpu_static --write"
 
 
-@STALE
 def test_document_agrees_with_stored_results() -> None:
     text = report.DOCUMENT.read_text(encoding="utf-8")
     compiled, counted = results.read(report.COMPILED_CSV), results.read(report.ROOFLINE_CSV)

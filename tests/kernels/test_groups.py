@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from plsp_kernels import CurriculumThreshold, SemanticCovariance, SemanticUpperBoundLoss
+from plsp_kernels import CurriculumThreshold, SemanticCovariance, SemanticCrossEntropyLoss, SemanticUpperBoundLoss
 
 RANKS, CLASSES, FEATURES, INSTANCES = 2, 5, 7, 40
 UNEVEN = ((9, 4), (1, 8), (0, 6), (3, 0))  # rows of the two ranks, batch by batch
@@ -45,6 +45,24 @@ def _curricula(rank: int) -> tuple[list[Tensor], list[Tensor]]:
         shared.update(index[mine], prediction[mine], selected[mine], group=dist.group.WORLD)
         alone.update(index, prediction, selected)
     return list(shared.buffers()), list(alone.buffers())
+
+
+def _cross_entropies(rank: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Statistics, and the losses of the rows of this rank."""
+    generator = torch.Generator().manual_seed(5)
+    shared, alone = (SemanticCrossEntropyLoss(CLASSES, FEATURES, reduction="none") for _ in range(2))
+    weight = torch.randn(CLASSES, FEATURES, generator=generator)
+    losses: list[tuple[Tensor, Tensor]] = []
+    for counts in UNEVEN:
+        features = torch.randn(sum(counts), FEATURES, generator=generator)
+        labels = torch.randint(CLASSES, (sum(counts),), generator=generator)
+        labels[::5] = shared.ignore_index
+        logits, mine = features @ weight.T, _mine(rank, counts)
+        own = shared(logits[mine], weight, labels[mine], features=features[mine], strength=0.5, group=dist.group.WORLD)
+        whole = alone(logits, weight, labels, features=features, strength=0.5)
+        losses.append((own, whole[mine]))
+    found, wanted = (torch.cat(parts) for parts in zip(*losses, strict=True))
+    return [*shared.buffers(), found], [*alone.buffers(), wanted]
 
 
 class _Loop:
@@ -116,6 +134,7 @@ def _work(rank: int, directory: Path) -> None:
         "full bfloat16": _covariances(rank, "full", torch.bfloat16),
         "diagonal float64": _covariances(rank, "diagonal", torch.float64),
         "curriculum": _curricula(rank),
+        "cross-entropy": _cross_entropies(rank),
         "loop": _loops(rank),
     }
     torch.save(copy.deepcopy(found), directory / f"{rank}.pt")
@@ -131,7 +150,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [torch.load(directory / f"{rank}.pt") for rank in range(RANKS)]
 
 
-@pytest.mark.parametrize("case", ["full float32", "full bfloat16", "diagonal float64", "curriculum"])
+@pytest.mark.parametrize("case", ["full float32", "full bfloat16", "diagonal float64", "curriculum", "cross-entropy"])
 def test_every_rank_holds_the_state_of_one_process_bit_for_bit(found: list[dict[str, Any]], case: str) -> None:
     for rank in range(RANKS):
         shared, alone = found[rank][case]

@@ -341,8 +341,15 @@ def test_restarts_need_an_output_directory(capsys, monkeypatch: pytest.MonkeyPat
     assert "--max-restarts needs --out" in capsys.readouterr().err
 
 
-def test_error_that_all_ranks_meet_is_printed_once(tmp_path) -> None:
-    done = subprocess.run([*TORCHRUN, "--lr", "-1"], cwd=tmp_path, capture_output=True, text=True)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--lr", "-1"], "lr must be positive, got -1.0"),
+        (["--learning", "1"], "unrecognized arguments: --learning 1; --help lists the options"),
+    ],
+)
+def test_error_that_all_ranks_meet_is_printed_once(tmp_path, options: list[str], message: str) -> None:
+    done = subprocess.run([*TORCHRUN, *options], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode != 0
-    assert done.stderr.count("plsp_train: error: lr must be positive, got -1.0") == 1
+    assert done.stderr.count(f"plsp_train: error: {message}") == 1
     assert "exitcode  : 2" in done.stderr, "torchrun reports the exit code of the error"
