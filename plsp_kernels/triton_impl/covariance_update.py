@@ -199,7 +199,7 @@ def covariance_update(
     finite = labels.new_empty(num_samples, dtype=torch.int64)
     scratch = batch_mean, shift, members, finite
     batch = features, labels.contiguous(), num_samples, num_classes, num_features, features.stride(0)
-    blocks = tiles.mean_blocks(num_features)
+    blocks = tiles.mean_blocks(num_features, mean.device)
     tiles.launch(_mean_update_kernel, (num_slots,), *state, *scratch, *batch, DIAGONAL=diagonal, **blocks)
     if not diagonal:
         blocks = tiles.covariance_blocks(num_features, mean.dtype)

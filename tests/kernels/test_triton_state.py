@@ -150,7 +150,7 @@ def test_covariance_stays_exactly_symmetric() -> None:
 def test_covariance_update_does_not_depend_on_the_tiles(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = {"BLOCK_N": 16, "BLOCK_D": 16, "num_warps": 1, "num_stages": 1}
     monkeypatch.setattr(tiles, "covariance_blocks", lambda num_features, dtype: blocks)
-    monkeypatch.setattr(tiles, "mean_blocks", lambda num_features: blocks)
+    monkeypatch.setattr(tiles, "mean_blocks", lambda num_features, device: blocks)
     found, expected = statistics(3, 40, kind), statistics(3, 40, kind)
     for seed in range(2):
         triton_impl.covariance_update(*found, *batch(3, 40, 33, seed))
