@@ -12,6 +12,7 @@ import plsp_kernels
 from benchmarks import gram_form, isda_form
 from benchmarks.problem import STRENGTH, THRESHOLD, Problem
 from plsp_kernels import CurriculumThreshold, SemanticCovariance, native, reference
+from plsp_kernels.batch import LabeledBatch
 from plsp_kernels.step import Step
 
 REFERENCE, COMPILED = "reference", "compiled reference"
@@ -174,6 +175,9 @@ def cross_entropy(problem: Problem) -> dict[str, Subject]:
     """Semantic cross-entropy of the labelled batch."""
     arguments = problem.labeled, problem.weight, problem.covariance, problem.labels
     functions = _implementations("semantic_cross_entropy", problem) | {ISDA_FORM: isda_form.semantic_cross_entropy}
+    strength = torch.tensor(STRENGTH, device=problem.device)
+    if native.batch_refusal(LabeledBatch(*arguments, None, strength, 0.0, -100, "mean")) is None:
+        functions[NATIVE] = partial(plsp_kernels.semantic_cross_entropy, impl="native")
     subjects = {
         name: _differentiable(partial(function, *arguments, strength=STRENGTH), [problem.labeled, problem.weight])
         for name, function in functions.items()
