@@ -22,10 +22,10 @@ VERSIONS: tuple[str, ...] = () if _kernels is None else _kernels.VERSIONS
 used; tests shorten the tuple to select another."""
 
 _CPU = torch.device("cpu")
-MOST_CLASSES = 24
-MOST_PAIRS = 2**20
+MOST_CLASSES = 48
+MOST_PAIRS = 2**21
 """Limit on class pairs, summed over the rows of a step."""
-MOST_PRODUCTS = 2**24
+MOST_PRODUCTS = 2**26
 """Limit on multiplications for the Gram matrices of a step."""
 MOST_LOGITS = 2**16
 """Limit on the logits of a cross-entropy."""

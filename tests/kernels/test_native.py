@@ -97,8 +97,8 @@ class TestRefusal:
         assert native.update_refusal(*state, torch.zeros(2, 4)) == "inputs on meta"
 
     def test_many_classes_are_refused(self):
-        assert native.step_refusal(make_step(16, 16, native.MOST_CLASSES)) is None
-        assert native.step_refusal(make_step(16, 16, native.MOST_CLASSES + 1)) == "more than 24 classes"
+        assert native.step_refusal(make_step(24, 24, native.MOST_CLASSES)) is None
+        assert native.step_refusal(make_step(24, 25, native.MOST_CLASSES + 1)) == "more than 48 classes"
 
     def test_fewer_samples_than_classes_are_refused(self):
         assert native.step_refusal(make_step(3, 4, 7)) is None
@@ -568,13 +568,13 @@ class TestDispatchOfTheCrossEntropy:
     def test_small_batches_are_served_and_large_ones_left_to_operators(self):
         assert native.batch_refusal(make_batch()) is None
         assert native.batch_pays(make_batch())
-        assert not native.batch_pays(make_batch(3, 24, 400))
-        assert native.batch_refusal(make_batch(3, 25)) == "more than 24 classes"
+        assert not native.batch_pays(make_batch(3, 48, 400))
+        assert native.batch_refusal(make_batch(3, 49)) == "more than 48 classes"
         assert "float64" in native.batch_refusal(make_batch()._replace(logits=torch.zeros(17, 7).double()))
 
     def test_unsupported_batches_are_rejected(self):
-        with pytest.raises(ValueError, match="more than 24 classes"):
-            native.cross_entropy(make_batch(3, 25), None, True, True)
+        with pytest.raises(ValueError, match="more than 48 classes"):
+            native.cross_entropy(make_batch(3, 49), None, True, True)
 
 
 @pytest.mark.skipif(not VERSIONS, reason="not built")
