@@ -23,10 +23,14 @@ used; tests shorten the tuple to select another."""
 
 _CPU = torch.device("cpu")
 MOST_CLASSES = 48
+MOST_COLUMN_CLASSES = 128
+"""Limit on the classes of a cross-entropy, which needs one column of class pairs only."""
 MOST_PAIRS = 2**21
 """Limit on class pairs, summed over the rows of a step."""
 MOST_PRODUCTS = 2**26
-"""Limit on multiplications for the Gram matrices of a step."""
+"""Limit on multiplications for the Gram matrices of a step, or for W Σ_y of a cross-entropy."""
+MOST_DIAGONAL_PRODUCTS = 2**22
+"""Limit on multiplications for the columns of a cross-entropy with diagonal covariances."""
 MOST_LOGITS = 2**16
 """Limit on the logits of a cross-entropy."""
 MOST_OUTER_PRODUCTS = 2**21
@@ -56,14 +60,19 @@ def step_pays(step: Step) -> bool:
 def batch_refusal(batch: LabeledBatch) -> str | None:
     """Return why the cross-entropy cannot be served, or None. Logits and weight may still be in half precision."""
     refusal = _refusal(batch.weight, batch.logits)
-    return f"more than {MOST_CLASSES} classes" if refusal is None and batch.weight.shape[0] > MOST_CLASSES else refusal
+    if refusal is None and batch.weight.shape[0] > MOST_COLUMN_CLASSES:
+        return f"more than {MOST_COLUMN_CLASSES} classes"
+    return refusal
 
 
 def batch_pays(batch: LabeledBatch) -> bool:
     """Return whether the cross-entropy is small enough to be faster in C than in ATen operators."""
     num_classes, num_features = batch.weight.shape
-    width = num_features if batch.covariance.dim() == 3 else 1
-    return batch.logits.numel() <= MOST_LOGITS and num_classes**2 * num_features * width <= MOST_PRODUCTS
+    if batch.logits.numel() > MOST_LOGITS:
+        return False
+    if batch.covariance.dim() == 2:
+        return batch.logits.numel() * num_features <= MOST_DIAGONAL_PRODUCTS
+    return num_classes**2 * num_features**2 <= MOST_PRODUCTS
 
 
 def update_refusal(covariance: Tensor, mean: Tensor, count: Tensor, skipped: Tensor, features: Tensor) -> str | None:
