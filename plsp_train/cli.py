@@ -66,7 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     groups = {name: parser.add_argument_group(title) for name, title in _GROUPS.items()}
-    groups["method"].description = "\n".join(f"{name:<8}{method.help}" for name, method in METHODS.items())
+    groups["method"].description = "\n".join(f"{name:<12}{method.help}" for name, method in METHODS.items())
     for setting in dataclasses.fields(Config):
         _add_setting(groups[setting.metadata["group"]], setting)
     run = parser.add_argument_group("run")

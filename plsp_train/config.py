@@ -22,7 +22,7 @@ from plsp_train.data import (
     RECIPES,
     Source,
 )
-from plsp_train.methods import METHODS
+from plsp_train.methods import LWS_SURROGATES, METHODS
 from plsp_train.models import MODELS, find_builder
 from plsp_train.registry import import_plugin
 from plsp_train.rules import OWN_CANDIDATES, preset_for
@@ -75,7 +75,14 @@ class Config:
     select: str = _setting(
         "", "method", "settings to choose by held-out candidate sets before training, such as model,normalise,lr"
     )
+    lws_surrogate: str = _setting(
+        "cross-entropy",
+        "lws",
+        "loss of a label; sigmoid needs a network with batch normalisation",
+        tuple(LWS_SURROGATES),
+    )
     lws_leverage: float = _setting(1.0, "lws", "β, weight of the labels outside the candidate set")
+    cavl_warm_up: float = _setting(0.25, "cavl", "share of the epochs with uniform confidences; 0: as published")
     k: int = _setting(200, "plsp", "most reliable instances per class, which are treated as labelled")
     strength: float = _setting(0.01, "plsp", "λ0, maximum strength of the semantic transformation")
     ss_weight: float = _setting(1.0, "plsp", "γ0, maximum weight of the semi-supervised terms")
@@ -128,7 +135,7 @@ FREE_ON_RESUME = (
 )
 
 _POSITIVE = ("iterations", "batch_size", "pretrain_batch", "labeled_batch", "unlabeled_batch", "lr", "beta")
-_UNIT = ("flip_probability", "noise_rate", "threshold")
+_UNIT = ("flip_probability", "noise_rate", "threshold", "cavl_warm_up")
 # torch.Generator takes 64 bits, and a run derives further seeds from its own.
 _MAX_SEED = 2**63 - 1
 
@@ -183,6 +190,10 @@ def _check_names(given: dict[str, Any]) -> None:
             raise ValueError(f"{name} must be str, got {given[name]!r}")
 
 
+# What runs did that were stored before these settings existed.
+_FORMER_BEHAVIOUR = {"lws_surrogate": "sigmoid", "cavl_warm_up": 0.0}
+
+
 def stored_config(stored: dict[str, Any]) -> Config:
     """The settings of a run from its file. Names of someone else's methods and networks are not looked up."""
     names = {setting.name for setting in dataclasses.fields(Config)}
@@ -190,7 +201,7 @@ def stored_config(stored: dict[str, Any]) -> Config:
     if unknown:
         raise ValueError(f"unknown setting {unknown[0]!r}")
     _check_names(stored)
-    return Config(**{**preset_for(stored.get("dataset", Config.dataset), None), **stored})
+    return Config(**{**preset_for(stored.get("dataset", Config.dataset), None), **_FORMER_BEHAVIOUR, **stored})
 
 
 def import_plugins(given: dict[str, Any]) -> None:

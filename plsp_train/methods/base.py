@@ -40,6 +40,7 @@ class Method(ABC):
     # Overrides the presets of the data sets. Learning rates: the best on digits of the paper's grid (docs/methods.md).
     defaults: ClassVar[dict[str, Any]] = {}
     ignores: ClassVar[tuple[str, ...]] = ()  # common settings without effect on this method
+    uses_true_labels: ClassVar[bool] = False  # a yardstick: tables neither test it nor call it the best
     ablations: ClassVar[dict[str, dict[str, Any]]] = {}  # labels in tables and the settings that they stand for
 
     @classmethod

@@ -24,20 +24,36 @@ def candidate_likelihood_loss(logits: Tensor, candidates: Tensor) -> Tensor:
 
 
 def complementary_loss(logits: Tensor, candidates: Tensor) -> Tensor:
-    """Σ_{j∉C} -log(1 - p_j) of a plain softmax, averaged over instances.
+    """Σ_{j∉C} -log(1 - p_j) of a plain softmax, averaged over instances."""
+    return -_log_complement(logits).masked_fill(candidates, 0).sum(1).mean()
+
+
+def _log_complement(logits: Tensor) -> Tensor:
+    """log(1 - p_j) of every class.
 
     1 - p_j = Σ_{k≠j} p_k: with the log-odds o_j = z_j - logsumexp_{k≠j} z_k, log(1 - p_j) = logsigmoid(-o_j).
     """
     own = torch.eye(logits.shape[1], dtype=torch.bool, device=logits.device)
     others = logits[:, None, :].masked_fill(own, -math.inf).logsumexp(-1)
-    return -F.logsigmoid(others - logits).masked_fill(candidates, 0).sum(1).mean()
+    return F.logsigmoid(others - logits)
 
 
-def leveraged_weighted_loss(logits: Tensor, candidates: Tensor, weights: Tensor, leverage: float) -> Tensor:
-    """Σ_{j∈C} w_j σ(-z_j) + β Σ_{j∉C} w_j σ(z_j), averaged over instances."""
-    inside = torch.sigmoid(-logits)
-    outside = leverage * torch.sigmoid(logits)
-    return (weights * torch.where(candidates, inside, outside)).sum(1).mean()
+def sigmoid_surrogates(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """σ(-z_j), what a label inside the candidate set costs, and σ(z_j), what one outside costs."""
+    return torch.sigmoid(-logits), torch.sigmoid(logits)
+
+
+def log_surrogates(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """-log p_j and -log(1 - p_j), in place of the sigmoids."""
+    return -F.log_softmax(logits, dim=1), -_log_complement(logits)
+
+
+def leveraged_weighted_loss(
+    surrogates: tuple[Tensor, Tensor], candidates: Tensor, weights: Tensor, leverage: float
+) -> Tensor:
+    """Σ_{j∈C} w_j a_j + β Σ_{j∉C} w_j b_j with the surrogates a and b, averaged over instances."""
+    inside, outside = surrogates
+    return (weights * torch.where(candidates, inside, leverage * outside)).sum(1).mean()
 
 
 def softmax_within(logits: Tensor, members: Tensor) -> Tensor:

@@ -65,8 +65,8 @@ class PiCO(Disambiguation):
         return last + (first - last) * (1 + math.cos(math.pi * (epoch - 1) / self.task.config.epochs)) / 2
 
     def confidence_momentum(self, epoch: int) -> float:
-        """φ, linear over the epochs."""
-        passed = (epoch - 1) / self.task.config.epochs
+        """φ, linear over the epochs from the first one that updates confidences."""
+        passed = (epoch - 1 - WARM_UP_EPOCHS) / self.task.config.epochs
         return FIRST_CONFIDENCE_MOMENTUM + passed * (LAST_CONFIDENCE_MOMENTUM - FIRST_CONFIDENCE_MOMENTUM)
 
     def step(self, stage: str, epoch: int) -> Iteration:

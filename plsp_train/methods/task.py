@@ -42,7 +42,7 @@ class Task:
     inputs: Inputs
     candidates: CandidateSets
     true_labels: Tensor | None
-    """Used for reporting purity, never for training; None if unknown."""
+    """Used for reporting purity, and for training by the fully supervised yardstick alone; None if unknown."""
     augmentation: Augmentation
     generator: torch.Generator
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from plsp_train.data import Ambiguity
-from plsp_train.methods import DF, PLSP
+from plsp_train.methods import DF, METHODS, PLSP
 from plsp_train.table.finished import SELECTIONS, FinishedRun, method_labels
 from plsp_train.table.published import EPOCHS, SEEDS, published_numbers
 from plsp_train.table.rows import Row, ambiguities_of, ambiguity_label, rows_of
@@ -18,6 +18,7 @@ _LEGEND = (
 )
 _PAPER = " (paper)"
 _ABLATION = (DF.label, *PLSP.ablations, PLSP.label)
+_YARDSTICKS = {method.label for method in METHODS.values() if method.uses_true_labels}
 
 
 class Cell(NamedTuple):
@@ -110,7 +111,7 @@ def _our_cells(rows: Mapping[Row, Sequence[FinishedRun]], ambiguity: Ambiguity, 
     plsp = [repeated for row, repeated in values.items() if row.method == PLSP.label]
     cells = {}
     for row, repeated in values.items():
-        tested = metric.is_score and row.method != PLSP.label and len(plsp) == 1
+        tested = metric.is_score and row.method not in {PLSP.label, *_YARDSTICKS} and len(plsp) == 1
         gain = significant_gain(plsp[0], repeated) if tested else 0
         cells[row] = Cell(*mean_and_std([*repeated.values()]), {1: GAIN, -1: LOSS, 0: ""}[gain])
     return _with_best(cells, metric)
@@ -120,9 +121,13 @@ def _with_best(cells: dict[Row, Cell], metric: Metric) -> dict[Row, Cell]:
     """Means that are equal after rounding are equally good."""
     if not metric.is_score or not cells:
         return cells
-    rounded = {row: round(cell.mean, metric.digits) for row, cell in cells.items() if cell.mean is not None}
-    best = max(rounded.values())
-    return {row: cell._replace(best=rounded[row] == best) for row, cell in cells.items()}
+    rounded = {
+        row: round(cell.mean, metric.digits)
+        for row, cell in cells.items()
+        if cell.mean is not None and row.method not in _YARDSTICKS
+    }
+    best = max(rounded.values(), default=None)
+    return {row: cell._replace(best=row in rounded and rounded[row] == best) for row, cell in cells.items()}
 
 
 def _arrange(name: str, caption: str, metric: Metric, columns: dict[str, dict[Row, Cell]]) -> Table:

@@ -39,7 +39,8 @@ RANKS = 2
 UNEVEN = ["--labeled-batch", "17", "--pretrain-batch", "255"]  # batches that two ranks cannot halve
 SHORT = ["--epochs", "2", "--batch-size", "255"]
 ALL_RUNS = {"plsp": UNEVEN} | {
-    method: ["--method", method, *SHORT] for method in ("cc", "rc", "proden", "lws", "cavl", "pico", "df")
+    method: ["--method", method, *SHORT]
+    for method in ("cc", "rc", "proden", "lws", "cavl", "pico", "crdpll", "df", "supervised")
 }
 ALL_RUNS["released"] = [*UNEVEN, "--recipe", "released", "--epochs", "1"]
 ALL_RUNS["held-out"] = [*UNEVEN, "--validation-fraction", "0.1", "--epochs", "1"]

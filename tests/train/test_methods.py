@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -11,12 +12,14 @@ from torch import Tensor
 from plsp_train import console
 from plsp_train.cli import main
 from plsp_train.config import build_config, read_config_file
-from plsp_train.methods import METHODS, build_method
+from plsp_train.methods import LWS_SURROGATES, METHODS, build_method
 from plsp_train.methods.losses import (
     candidate_cross_entropy,
     candidate_likelihood_loss,
     confidence_cross_entropy,
     leveraged_weighted_loss,
+    log_surrogates,
+    sigmoid_surrogates,
     softmax_within,
     uniform_confidences,
 )
@@ -64,17 +67,22 @@ def test_confidence_cross_entropy_is_the_weighted_log_likelihood() -> None:
     assert confidence_cross_entropy(logits, weights).item() == pytest.approx(expected, rel=1e-12)
 
 
-def test_leveraged_loss_weights_sigmoids_inside_and_outside_the_candidates() -> None:
+@pytest.mark.parametrize("surrogate", LWS_SURROGATES)
+def test_leveraged_loss_weights_surrogates_inside_and_outside_the_candidates(surrogate: str) -> None:
     logits, candidates, weights = _batch()
 
-    def of_row(i: int, _: list[float]) -> float:
+    def of_row(i: int, probabilities: list[float]) -> float:
         total = 0.0
-        for j, z in enumerate(logits[i].tolist()):
-            side, factor = (z, 1.0) if candidates[i, j] else (-z, 2.5)
-            total += factor * weights[i, j].item() / (1 + math.exp(side))
+        for j, (z, p) in enumerate(zip(logits[i].tolist(), probabilities, strict=True)):
+            inside = candidates[i, j].item()
+            if surrogate == "sigmoid":
+                cost = 1 / (1 + math.exp(z if inside else -z))
+            else:
+                cost = -math.log(p if inside else 1 - p)
+            total += (1.0 if inside else 2.5) * weights[i, j].item() * cost
         return total
 
-    loss = leveraged_weighted_loss(logits, candidates, weights, 2.5)
+    loss = leveraged_weighted_loss(LWS_SURROGATES[surrogate](logits), candidates, weights, 2.5)
     assert loss.item() == pytest.approx(_mean_of_rows(logits, of_row), rel=1e-12)
 
 
@@ -85,15 +93,20 @@ def test_softmax_within_is_normalised_over_the_members() -> None:
     assert (softmax_within(logits, ~candidates)[0] == 0).all(), "nothing is outside a full set"
 
 
+def _uniform_on_both_sides(candidates: Tensor) -> Tensor:
+    return uniform_confidences(candidates) + uniform_confidences(~candidates).nan_to_num()
+
+
 @pytest.mark.parametrize(
     "loss",
     [
         candidate_cross_entropy,
         candidate_likelihood_loss,
         lambda z, s: confidence_cross_entropy(z, softmax_within(z.detach(), s)),
-        lambda z, s: leveraged_weighted_loss(z, s, uniform_confidences(s) + uniform_confidences(~s).nan_to_num(), 2.0),
+        lambda z, s: leveraged_weighted_loss(sigmoid_surrogates(z), s, _uniform_on_both_sides(s), 2.0),
+        lambda z, s: leveraged_weighted_loss(log_surrogates(z), s, _uniform_on_both_sides(s), 2.0),
     ],
-    ids=["df", "cc", "confidences", "lws"],
+    ids=["df", "cc", "confidences", "lws", "lwc"],
 )
 def test_losses_stay_finite_at_extreme_logits(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
     # Rows: far apart either way, and candidates that all underflow beside one that is none.
@@ -143,7 +156,7 @@ def test_an_underflowed_confidence_can_recover(name: str) -> None:
 
 
 def test_confidences_start_uniform_over_the_candidates() -> None:
-    for name in ("rc", "proden", "cavl", "pico"):
+    for name in ("rc", "proden", "cavl", "pico", "crdpll"):
         method = _method(name)
         torch.testing.assert_close(method.confidences, uniform_confidences(method.task.candidates[:]))
     assert (_method("lws").confidences == 0.1).all()
@@ -156,12 +169,67 @@ def test_cavl_selects_a_candidate_even_if_all_activations_are_negative() -> None
     assert method.refined(logits, candidates).argmax(1).item() == 1
 
 
+def test_cavl_chooses_labels_after_the_warm_up() -> None:
+    method = _method("cavl", epochs=8, cavl_warm_up=0.25)
+    uniform = method.confidences.clone()
+    for epoch in (1, 2, 3):
+        method.start_epoch("train", epoch)
+        method.step("train", epoch)
+        method.after_step("train")
+        assert torch.equal(method.confidences, uniform) == (epoch <= 2)
+    assert method.confidences[method._drawn[0].index].max(1).values.eq(1).all()
+
+
+def test_published_cavl_chooses_labels_from_the_first_step() -> None:
+    method = _method("cavl", cavl_warm_up=0.0)
+    method.start_epoch("train", 1)
+    method.step("train", 1)
+    method.after_step("train")
+    assert method.confidences[method._drawn[0].index].max(1).values.eq(1).all()
+
+
+def test_crdpll_pulls_three_views_towards_one_target_and_away_from_other_labels() -> None:
+    method = _method("crdpll", epochs=8, batch_size=3)
+    method.start_epoch("train", 1)
+    logits = 3 * torch.randn(9, 10, generator=torch.Generator().manual_seed(0))
+    method.task.logits = lambda *views: logits
+    seen: list[Tensor] = []
+    method.record_labels = lambda mean, index: seen.append(index)
+    targets = method.confidences.double()
+    for epoch, weight in ((1, 0.0), (2, 0.25), (5, 1.0), (8, 1.0)):
+        step = method.step("train", epoch)
+        index = seen[-1]
+        views = logits.double().softmax(1).view(3, 3, 10)
+        inside, target = method.task.candidates[index], targets[index]
+        complementary = sum(-math.log(1 - views[0, i, j]) for i in range(3) for j in range(10) if not inside[i, j]) / 3
+        consistency = sum((target * (target / view).log()).nansum() for view in views) / 3
+        assert step.terms["complementary"].item() == pytest.approx(complementary, rel=1e-5)
+        assert step.terms["consistency"].item() == pytest.approx(consistency.item(), rel=1e-5)
+        assert step.loss.item() == pytest.approx(complementary + weight * consistency.item(), rel=1e-5)
+        mean = views.prod(0) ** (1 / 3) * inside
+        torch.testing.assert_close(method.confidences[index].double(), mean / mean.sum(1, keepdim=True))
+
+
+def test_fully_supervised_training_does_not_depend_on_the_candidate_sets(tmp_path) -> None:
+    for probability in ("0.1", "0.7"):
+        assert run(tmp_path / probability, "--method", "supervised", "--flip-probability", probability) == 0
+    few, many = (torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["model"] for name in ("0.1", "0.7"))
+    torch.testing.assert_close(few, many, rtol=0, atol=0)
+
+
+def test_fully_supervised_training_needs_true_labels(tmp_path, capsys) -> None:
+    np.savez(tmp_path / "data.npz", features=np.eye(8), candidates=np.tile([True, True, False], (8, 1)))
+    assert run(tmp_path / "run", "--method", "supervised", "--dataset", str(tmp_path / "data.npz")) == 2
+    assert "method supervised trains with true labels, and the data have none" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", REFINED_AFTER_STEP)
 def test_refinement_uses_the_updated_network_and_leaves_batch_norm_statistics_unchanged(name: str) -> None:
     method = _method(name)
     model = method.task.model.train()
-    method.start_epoch("train", 1)
-    method.step("train", 1)
+    last = method.task.config.epochs  # after any warm-up
+    method.start_epoch("train", last)
+    method.step("train", last)
     batch, view = method._drawn
     index = batch.index
     with torch.no_grad():
@@ -194,7 +262,14 @@ def test_learning_rates(name: str) -> None:
     method = _method(name, epochs=200, lr=0.1)
     rates = [method.learning_rate("train", epoch) for epoch in (1, 50, 51, 101, 200)]
     if name == "lws":
-        assert rates == pytest.approx([0.1, 0.1, 0.05, 0.025, 0.0125])
+        assert rates == pytest.approx([0.1, 0.1 * 0.5**0.98, 0.05, 0.025, 0.1 * 0.5**3.98])
+    elif name == "crdpll":
+        assert rates == pytest.approx([0.1, 0.1, 0.1, 0.01, 0.001])
+    elif name == "supervised":
+        assert rates == pytest.approx([0.1, 0.1, 0.1, 0.01, 0.001])
+        assert [method.learning_rate("train", epoch) for epoch in (80, 81, 120, 121)] == pytest.approx(
+            [0.1, 0.01, 0.01, 0.001]
+        )
     elif name == "pico":
         assert rates[0] == pytest.approx(0.1)
         assert rates[3] == pytest.approx((0.1 + 1e-4) / 2)
@@ -228,7 +303,9 @@ def test_an_unknown_method_is_a_one_line_error_that_names_the_choices(capsys) ->
     assert main(["--method", "guess"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert "unknown method 'guess': choose one of cc, rc, proden, lws, cavl, pico, df, plsp" in error
+    assert (
+        "unknown method 'guess': choose one of cc, rc, proden, lws, cavl, pico, crdpll, df, plsp, supervised" in error
+    )
 
 
 @pytest.mark.parametrize("name", COMPARED)
@@ -238,8 +315,9 @@ def test_the_loss_falls_in_the_first_epochs(tmp_path, name: str) -> None:
     lines = metrics(out)
     assert [line["stage"] for line in lines] == ["train"] * 6
     assert lines[-1]["micro_f1"] > 0.6
-    assert lines[-1]["loss"] < lines[1]["loss"]
-    if name in ("df", "cc"):
+    falling = "complementary" if name == "crdpll" else "loss"  # the weight of its other term grows
+    assert lines[-1][falling] < lines[1][falling]
+    if name in ("df", "cc", "supervised"):
         assert "labeled_purity" not in lines[-1]
     else:
         assert lines[-1]["labeled_purity"] > 0.6
@@ -257,7 +335,7 @@ def test_a_run_stopped_mid_epoch_resumes_bit_for_bit(tmp_path, name: str) -> Non
         torch.testing.assert_close(ends[1][part], ends[0][part], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", [*REFINED_AFTER_STEP, "proden", "pico"])
+@pytest.mark.parametrize("name", [*REFINED_AFTER_STEP, "proden", "pico", "crdpll"])
 def test_confidences_are_float32_under_autocast(tmp_path, name: str) -> None:
     out = tmp_path / "run"
     assert run(out, "--method", name, "--amp", "bf16") == 0
@@ -270,12 +348,20 @@ def test_a_run_without_a_stored_method_resumes_as_plsp(tmp_path, capsys) -> None
     out = tmp_path / "run"
     assert run(out) == 0
     stored = json.loads((out / "config.json").read_text())
-    del stored["method"], stored["lws_leverage"]
+    del stored["method"], stored["lws_leverage"], stored["lws_surrogate"]
     (out / "config.json").write_text(json.dumps(stored))
     capsys.readouterr()
     assert run(out, "--resume", "--method", "proden") == 2
     assert "method was 'plsp', now 'proden'" in capsys.readouterr().err
     assert run(out, "--resume") == 0
+
+
+def test_stored_runs_keep_the_behaviour_of_their_version(tmp_path) -> None:
+    stored = build_config({"method": "cavl"}).to_json()
+    del stored["lws_surrogate"], stored["cavl_warm_up"]
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    config = read_config(tmp_path)
+    assert (config.lws_surrogate, config.cavl_warm_up) == ("sigmoid", 0)
 
 
 def test_a_run_without_a_stored_batch_size_resumes_with_its_pretrain_batch(tmp_path) -> None:

@@ -115,6 +115,17 @@ def test_marks_in_both_directions_and_the_best() -> None:
     assert [cell(micro, row, "FPS 0.5").best for row in ("CC", "RC", "PLSP")] == [False, True, False]
 
 
+def test_the_fully_supervised_row_is_neither_tested_nor_the_best() -> None:
+    runs = [*series(BETTER, method="supervised"), *series(WORSE), *series(WORSE, method="cc")]
+    micro = table(runs, "digits-micro_f1")
+    assert [label for label, _ in micro.rows] == ["CC", "PLSP", "fully supervised"]
+    supervised = cell(micro, "fully supervised", "FPS 0.5")
+    assert (supervised.mark, supervised.best) == ("", False)
+    assert cell(micro, "PLSP", "FPS 0.5").best
+    (only,) = table(series(BETTER, method="supervised"), "digits-micro_f1").rows
+    assert not only[1][0].best
+
+
 def test_scores_equal_after_rounding_are_both_best() -> None:
     micro = table([finished(0.9001), finished(0.9004, method="cc"), finished(0.89, method="rc")], "digits-micro_f1")
     assert [cell(micro, row, "FPS 0.5").best for row in ("CC", "RC", "PLSP")] == [True, False, True]
