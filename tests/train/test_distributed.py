@@ -42,6 +42,7 @@ ALL_RUNS = {"plsp": UNEVEN} | {
     method: ["--method", method, *SHORT] for method in ("cc", "rc", "proden", "lws", "cavl", "pico", "df")
 }
 ALL_RUNS["released"] = [*UNEVEN, "--recipe", "released", "--epochs", "1"]
+ALL_RUNS["robust"] = [*UNEVEN, "--recipe", "robust"]
 ALL_RUNS["held-out"] = [*UNEVEN, "--validation-fraction", "0.1", "--epochs", "1"]
 STOP_AT = ("train", 2, 3)
 
