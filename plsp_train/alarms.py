@@ -23,6 +23,7 @@ MOVED = 0.2  # share of a labelled set that gets another label within an epoch
 SHRUNK = 0.5  # size of a labelled set relative to its largest
 FOREIGN = 0.1  # share of a class that has come from another one
 CHANCE = 4.0  # standard deviations by which an estimate of that share may differ from zero by chance
+FEW = 10  # instances whose shares say little
 _ROWS = 4096  # candidate sets that are added up at a time
 
 
@@ -40,7 +41,7 @@ class ClassWatch:
     def observe(self, before: Tensor, labels: Tensor, labeled: Tensor | None) -> dict[str, list[Any]]:
         """Metrics of an epoch: its labels (n,) against those of the epoch before, and its labelled set.
 
-        Labels are -1 as long as there are none. A share of no instances is None.
+        Labels are -1 as long as there are none. Shares of few instances are None.
         """
         former, self.labeled = self.labeled, None if labeled is None else labeled.to(labels.device)
         if bool((before < 0).all()):
@@ -68,9 +69,11 @@ class ClassWatch:
         share = together / count  # NaN for a class without instances, which no comparison below finds large
         is_watched = self.settled[:, None] & (count > 0)
         self.lowest = torch.where(is_watched, torch.minimum(self.lowest, share), self.lowest)
-        chance, rest = self.lowest, 1 - self.lowest
-        growth, deviation = share - chance, (chance * rest / count).sqrt()
-        foreign = torch.where(is_watched & (growth > CHANCE * deviation), growth / rest, 0)
+        # With two more instances on either side, a share that happens to be 0 or 1 has a deviation, too.
+        chance = (self.lowest * count + 2) / (count + 4)
+        deviation = (chance * (1 - chance) / count).sqrt()
+        growth = share - self.lowest
+        foreign = torch.where(is_watched & (growth > CHANCE * deviation), growth / (1 - self.lowest), 0)
         most, rivals = foreign.fill_diagonal_(0).max(1)
         return rivals, most
 
@@ -120,10 +123,11 @@ def _signs(metrics: dict[str, Any], largest: list[int], class_names: tuple[str, 
 
 
 def _shares(classes: Tensor, chosen: Tensor, num_classes: int) -> Tensor:
-    """Of the instances of each class, the share that is chosen, (l,). Instances without a class (-1) do not count."""
+    """Of the instances of each class, the share that is chosen, (l,); NaN for few. Class -1 does not count."""
     is_known = classes >= 0
     total = classes[is_known].bincount(minlength=num_classes)
-    return classes[is_known & chosen].bincount(minlength=num_classes) / total
+    shares = classes[is_known & chosen].bincount(minlength=num_classes) / total
+    return shares.where(total >= FEW, torch.nan)
 
 
 def _rounded(shares: Tensor) -> list[float | None]:

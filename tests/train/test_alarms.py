@@ -58,7 +58,8 @@ def test_watch_does_not_take_chance_for_a_rival() -> None:
         before = labels
 
 
-def test_watch_reports_how_much_of_a_labelled_set_moved() -> None:
+def test_watch_reports_how_much_of_a_labelled_set_moved(monkeypatch) -> None:
+    monkeypatch.setattr("plsp_train.alarms.FEW", 1)
     truth = torch.tensor([0, 0, 0, 0, 1, 1, 2])
     watch = ClassWatch(CandidateSets.pack(torch.ones(7, 3, dtype=torch.bool)))
     watch.observe(torch.full_like(truth, -1), truth, torch.tensor([0, 1, 2, 3, 4]))
@@ -67,6 +68,20 @@ def test_watch_reports_how_much_of_a_labelled_set_moved() -> None:
     assert seen["label_agreement_per_class"] == [0.75, 0.5, 1.0]
     seen = watch.observe(torch.tensor([0, 0, 0, 1, 1, 0, 2]), truth, None)
     assert seen["labeled_moved_per_class"] == [0.0, None, None]
+
+
+def test_watch_says_nothing_about_few_instances() -> None:
+    truth = torch.tensor([0] * 9 + [1] * 10)
+    sets = torch.nn.functional.one_hot(truth, 3).bool()
+    sets[18, 0] = sets[18, 2] = True
+    watch = ClassWatch(CandidateSets.pack(sets))
+    watch.observe(truth, truth, torch.arange(19))
+    labels = truth.index_fill(0, torch.tensor([18]), 0)  # class 0 gets its first instance that may belong to 2
+    seen = watch.observe(truth, labels, torch.arange(19))
+    assert seen["label_agreement_per_class"] == [None, 0.9, None]
+    assert seen["labeled_moved_per_class"] == [None, 0.1, None]
+    seen = watch.observe(labels, labels, None)
+    assert seen["rival_share_per_class"] == [0.0, 0.0, 0.0]
 
 
 def test_watch_continues_from_its_state() -> None:
