@@ -22,10 +22,13 @@ from plsp_train.data import (
     RECIPES,
     Source,
 )
-from plsp_train.methods import LWS_SURROGATES, METHODS
+from plsp_train.methods import LWS_SURROGATES, METHODS, Method
+from plsp_train.methods.plsp import SCHEDULES
 from plsp_train.models import MODELS, find_builder
 from plsp_train.registry import import_plugin
 from plsp_train.rules import OWN_CANDIDATES, preset_for
+
+METHOD_RECIPES = tuple(recipe for method in METHODS.values() for recipe in method.recipes)
 
 
 def _setting(default: Any, group: str, help: str, choices: tuple[str, ...] = (), examples: tuple[str, ...] = ()) -> Any:
@@ -67,7 +70,12 @@ class Config:
     validation_fraction: float = _setting(0.0, "data", "fraction of the training instances held out to select an epoch")
 
     method: str = _setting("plsp", "method", "learning method", examples=tuple(METHODS))
-    recipe: str = _setting("paper", "method", "follow the paper, or its released code where they differ", RECIPES)
+    recipe: str = _setting(
+        "paper",
+        "method",
+        "the paper, its released code where they differ, or plsp's own variant",
+        (*RECIPES, *METHOD_RECIPES),
+    )
     model: str = _setting(
         "mlp", "method", "network, also torchvision:NAME, timm:NAME or module:function", examples=tuple(MODELS)
     )
@@ -90,6 +98,17 @@ class Config:
     beta: float = _setting(math.pi**2 / 8, "plsp", "β, scale of the probit")
     semantic: bool = _setting(True, "plsp", "semantic transformation; --no-semantic is the ablation 'w/o ST'")
     covariance: str = _setting("full", "plsp", "class covariances", ("full", "diagonal"))
+    schedule: str = _setting("step", "plsp", "learning rate: the paper's steps, or a cosine to zero", SCHEDULES)
+    average_epochs: float = _setting(
+        0.0, "plsp", "epochs that a moving average of the weights spans, which scores, selects and is tested; 0: none"
+    )
+    selection_memory: float = _setting(
+        0.0, "plsp", "share that selection keeps of an instance's previous activation value, in [0, 1]"
+    )
+    ss_ramp: float = _setting(1.0, "plsp", "share of the epochs in which γ rises to its maximum")
+    bound_ss_weight: bool = _setting(
+        False, "plsp", "keep γ so small that wrong labels cannot sustain themselves, given the ambiguity of the data"
+    )
 
     epochs: int = _setting(250, "training", "T, epochs; for plsp, those of semi-supervised training")
     pretrain_epochs: int = _setting(10, "plsp", "T0, epochs of pre-training on all candidates")
@@ -135,7 +154,7 @@ FREE_ON_RESUME = (
 )
 
 _POSITIVE = ("iterations", "batch_size", "pretrain_batch", "labeled_batch", "unlabeled_batch", "lr", "beta")
-_UNIT = ("flip_probability", "noise_rate", "threshold", "cavl_warm_up")
+_UNIT = ("flip_probability", "noise_rate", "threshold", "cavl_warm_up", "selection_memory", "ss_ramp")
 # torch.Generator takes 64 bits, and a run derives further seeds from its own.
 _MAX_SEED = 2**63 - 1
 
@@ -176,11 +195,18 @@ def build_config(given: dict[str, Any], source: Source | None = None) -> Config:
     if given.get("folds"):  # every instance is in a fold: nothing else needs to be held out
         preset = {name: value for name, value in preset.items() if name not in ("test_fraction", "validation_fraction")}
     method = METHODS[given.get("method", Config.method)]
-    config = Config(**{**preset, **method.defaults, **given})
+    config = Config(**{**preset, **method.defaults, **_recipe_defaults(method, given.get("recipe")), **given})
     if config.candidates not in (OWN_CANDIDATES, *BUILT_IN_GENERATORS):
         GENERATORS[config.candidates]  # raises for unknown names
     find_builder(config.model)
     return config
+
+
+def _recipe_defaults(method: type[Method], recipe: Any) -> dict[str, Any]:
+    """Every method can follow the paper or the released code in its data; other recipes belong to some method."""
+    if recipe in METHOD_RECIPES and recipe not in method.recipes:
+        raise ValueError(f"method {method.name} has no recipe {recipe!r}: choose {' or '.join(RECIPES)}")
+    return method.recipes[recipe] if recipe in METHOD_RECIPES else {}
 
 
 def _check_names(given: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from plsp_kernels import __version__
+from plsp_train.alarms import ClassWatch, alarms_of
 from plsp_train.checkpoint import load_checkpoint, save_checkpoint
 from plsp_train.config import Config
 from plsp_train.console import Reporter
@@ -35,12 +36,12 @@ from plsp_train.outcome import Outcome, Trained, describe_instances, warnings_of
 from plsp_train.results import NonFiniteLogits, save_results
 from plsp_train.validation import CRITERIA, criteria_of_instances, hold_out, mean_criteria, selected_epochs
 
-CHECKPOINT_FORMAT = 3
+CHECKPOINT_FORMAT = 4
 LAST_EPOCHS = 10  # averaged in the summary
 _FINGERPRINT_CHUNK, _FINGERPRINT_IMAGES = 256, 4096
 LARGE_WEIGHT = 1e3  # trained weights are far below
 # What a checkpoint holds of an engine.
-_STATEFUL = ("model", "optimizer", "scaler", "method")
+_STATEFUL = ("model", "optimizer", "scaler", "method", "watch")
 _PROGRESS: dict[str, type] = {
     "epochs_done": int,
     "steps_done": int,
@@ -123,6 +124,7 @@ class Engine:
         # Labels of the last epoch, and how often the label of each instance has changed since the one before.
         self.labels = torch.full_like(self.method.labels, -1)
         self.changes = torch.zeros_like(self.labels)
+        self.watch = ClassWatch(task.candidates)
         self.stop_signal: int | None = None
 
     def _prepared(self, model: Network) -> Network:
@@ -206,28 +208,40 @@ class Engine:
         metrics["seconds"] = round(self.seconds, 3)
         metrics["images_per_second"] = round(num_images / training_seconds, 1)
         self._require_finite(metrics)
+        raised = [
+            alarm.sentence
+            for alarm in alarms_of([*self.history, metrics], self.data.class_names)
+            if alarm.epoch == metrics["epoch"]
+        ]
+        if raised:
+            metrics["alarms"] = raised
         self.history.append(metrics)
         self.epochs_done, self.steps_done = self.epochs_done + 1, 0
         self._keep_selected()
         self._save()
         self.reporter.epoch(metrics, num_epochs)
+        for sentence in raised:
+            self.reporter.line(f"warning: {sentence}")
         (stop_signal,) = agree(self.stop_signal or 0)
         if stop_signal and self.epochs_done < num_epochs:
             raise StopRun(stop_signal)
 
-    def _agreement(self) -> dict[str, float]:
+    def _agreement(self) -> dict[str, Any]:
         """The share of instances that keep the label of the previous epoch, over those that had one."""
         before, self.labels = self.labels, self.method.labels.clone()
         known = before >= 0
         changed = known & (self.labels != before)
         self.changes += changed
         count = int(known.sum())
-        return {"label_agreement": 1 - int(changed.sum()) / count} if count else {}
+        watched = self.watch.observe(before, self.labels, self.method.labeled_set())
+        return watched | ({"label_agreement": 1 - int(changed.sum()) / count} if count else {})
 
     def _test_scores(self) -> dict[str, float]:
         if self.data.test_inputs is None or self.data.test_labels is None:
             return {}
-        return f1_scores(predictions(self.model, self.data.test_inputs, self.augmentation), self.data.test_labels)
+        return f1_scores(
+            predictions(self.method.network, self.data.test_inputs, self.augmentation), self.data.test_labels
+        )
 
     def _criteria(self) -> dict[str, float]:
         """Scores of instances whose candidate sets are known but not their labels."""
@@ -239,7 +253,7 @@ class Engine:
             return {}
         parts = [
             criteria_of_instances(logits, candidates[rows].to(logits.device))
-            for rows, logits in own_logits(self.model, inputs, self.augmentation)
+            for rows, logits in own_logits(self.method.network, inputs, self.augmentation)
         ]
         return mean_criteria(*from_all_ranks(*(torch.cat(column) for column in zip(*parts, strict=True))))
 
@@ -378,7 +392,7 @@ class Engine:
             class_names=data.class_names,
             mean=data.mean,
             std=data.std,
-            state_dict=self.model.state_dict(),
+            state_dict=self.method.network.state_dict(),
             feature_names=data.feature_names,
         )
 
@@ -391,7 +405,7 @@ class Engine:
                 self.held_out,
                 self.method.labeled_set(),
                 self.changes,
-                self.model,
+                self.method.network,
                 self.augmentation,
             )
         )
@@ -414,7 +428,10 @@ class Engine:
             **outcome.scores,
             **{name: last[name] for name in (*CRITERIA, "label_agreement") if name in last},
             **selected_epochs(self.history),
-            "warnings": warnings_of(outcome, self.history, self.data.class_names),
+            "warnings": [
+                *warnings_of(outcome, self.history, self.data.class_names),
+                *(alarm.sentence for alarm in alarms_of(self.history, self.data.class_names)),
+            ],
             "notes": list(self.data.notes),
             "epochs": len(self.history),
             "seconds": round(self.seconds, 3),

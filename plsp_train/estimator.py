@@ -164,7 +164,7 @@ class PartialLabelClassifier(ClassifierMixin, TransformerMixin, BaseEstimator):
         self.classes_ = classes
         is_named = self.backbone is None or isinstance(self.backbone, str)
         self._content = replace(engine.model_file(), model=config.model if is_named else "")
-        self.model_ = TrainedModel(engine.model, self._content, engine.device)
+        self.model_ = TrainedModel(engine.method.network, self._content, engine.device)
         self.results_ = engine.describe().results
         self.labels_, self.label_confidence_ = classes[self.results_.label], self.results_.confidence
         self.history_ = engine.history

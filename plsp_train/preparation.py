@@ -7,6 +7,7 @@ from typing import Any
 from plsp_train.config import Config
 from plsp_train.data import (
     DATASETS,
+    RECIPES,
     ReadOptions,
     Source,
     Split,
@@ -62,13 +63,14 @@ def prepare(config: Config, source: Source) -> tuple[TrainTestData, CandidateSet
         raise ValueError(f"{source.name} has no candidate sets of its own: choose a generator with --candidates")
     if config.candidates != OWN_CANDIDATES and source.candidates is not None:
         raise ValueError(f"{source.name} comes with candidate sets: remove --candidates {config.candidates}")
+    recipe = config.recipe if config.recipe in RECIPES else "paper"  # a recipe of a method does not concern the data
     data = split_source(
         source,
         Split(config.test_fraction, config.folds, config.fold, config.split_seed),
         normalise=config.normalise,
-        statistics=published_statistics(config.dataset, config.recipe),
+        statistics=published_statistics(config.dataset, recipe),
     )
-    return data, draw_candidates(data, ambiguity_of(config), config.seed, config.recipe)
+    return data, draw_candidates(data, ambiguity_of(config), config.seed, recipe)
 
 
 def unused_data_settings(config: Config, source: Source) -> set[str]:

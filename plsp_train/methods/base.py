@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from plsp_train.methods.task import Task
+from plsp_train.models import Network
 
 if TYPE_CHECKING:  # the configuration takes defaults and help texts from the methods
     from plsp_train.config import Config
@@ -39,6 +40,7 @@ class Method(ABC):
     help: ClassVar[str]  # one line for --help
     # Overrides the presets of the data sets. Learning rates: the best on digits of the paper's grid (docs/methods.md).
     defaults: ClassVar[dict[str, Any]] = {}
+    recipes: ClassVar[dict[str, dict[str, Any]]] = {}  # names of recipes of its own and the defaults they stand for
     ignores: ClassVar[tuple[str, ...]] = ()  # common settings without effect on this method
     uses_true_labels: ClassVar[bool] = False  # a yardstick: tables neither test it nor call it the best
     ablations: ClassVar[dict[str, dict[str, Any]]] = {}  # labels in tables and the settings that they stand for
@@ -53,6 +55,11 @@ class Method(ABC):
         self.task = task
         self.labels = torch.full((len(task.inputs),), -1, device=task.device)
         """The present label of each training instance, one of its candidates; -1 as long as it has none."""
+
+    @property
+    def network(self) -> Network:
+        """The network that is evaluated and saved; a method may average the one that it trains."""
+        return self.task.model
 
     def labeled_set(self) -> Tensor | None:
         """Indices of the instances that are treated as labelled; None for methods without such a set."""

@@ -1,22 +1,26 @@
 """PLSP: pre-training on all candidates, then semi-supervised training with the semantic upper bound."""
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from plsp_kernels import SemanticUpperBoundLoss, semantic_upper_bound_loss
 from plsp_train.data import IndexSampler
+from plsp_train.data.candidate_sets import CandidateSets
 from plsp_train.distributed import from_all_ranks
 from plsp_train.methods.base import Iteration, Method, Stage
 from plsp_train.methods.losses import candidate_cross_entropy, complementary_loss
 from plsp_train.methods.plain_loss import plain_loss
-from plsp_train.methods.selection import Scores, score_instances, select_reliable
+from plsp_train.methods.selection import Scores, remember, score_instances, select_reliable
 from plsp_train.methods.task import Task
 from plsp_train.metrics import own_logits
+from plsp_train.models import Network
 
 PRETRAIN, TRAIN = "pretrain", "train"
+SCHEDULES = ("step", "cosine")
 RELEASED_RAMP_EPOCHS = 50  # the released code reaches γ0 after this many epochs, for any T
 
 
@@ -26,6 +30,15 @@ class PLSP(Method):
     name, label = "plsp", "PLSP"
     help = "pre-training, then semi-supervised training with semantic transformation"
     ignores = ("batch_size",)  # each stage has its own
+    recipes = {
+        "robust": {
+            "schedule": "cosine",
+            "average_epochs": 2.0,
+            "selection_memory": 0.5,
+            "ss_ramp": 0.25,
+            "bound_ss_weight": True,
+        }
+    }
     ablations = {"PLSP w/o ST": {"semantic": False}}
 
     def __init__(self, task: Task) -> None:
@@ -43,6 +56,14 @@ class PLSP(Method):
             argmax_in_candidates=not self.released,
             impl=config.impl,
         ).to(task.device)
+        self.average: AveragedModel | None = None
+        if config.average_epochs:
+            decay = 1 - 1 / max(1.0, config.average_epochs * config.iterations)
+            self.average = AveragedModel(task.model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
+        self.remembered = torch.zeros(len(task.inputs), device=task.device)
+        self.max_ss_weight = config.ss_weight
+        if config.bound_ss_weight:
+            self.max_ss_weight = min(config.ss_weight, largest_ss_weight(task.candidates))
         self.labeled: IndexSampler | None = None
         self.unlabeled = IndexSampler(torch.arange(len(task.inputs)), 1, task.generator)
 
@@ -76,10 +97,13 @@ class PLSP(Method):
         return [Stage(PRETRAIN, self.task.config.pretrain_epochs), Stage(TRAIN, self.task.config.epochs)]
 
     def learning_rate(self, stage: str, epoch: int) -> float:
-        """Divided by ten after 40 % and after 60 % of the semi-supervised epochs: 100 and 150 of the paper's 250."""
+        """Of the semi-supervised epochs: a cosine, or steps by a tenth after 40 % and 60 %, 100 and 150 of 250."""
         config = self.task.config
-        passed = sum(stage == TRAIN and epoch - 1 >= share * config.epochs for share in (0.4, 0.6))
-        return config.lr * 0.1**passed
+        if stage == PRETRAIN:
+            return config.lr
+        if config.schedule == "cosine":
+            return config.lr * (1 + math.cos(math.pi * (epoch - 1) / config.epochs)) / 2
+        return config.lr * 0.1 ** sum(epoch - 1 >= share * config.epochs for share in (0.4, 0.6))
 
     def num_iterations(self, stage: str) -> int:
         """I; in the paper, an epoch of pre-training is one pass over all instances."""
@@ -93,9 +117,19 @@ class PLSP(Method):
         return self.task.config.strength * min(self._time(epoch) / self.task.config.epochs, 1)
 
     def ss_weight(self, epoch: int) -> float:
-        """γ_t = γ0 t/T; the released code has a constant in place of T."""
-        ramp = RELEASED_RAMP_EPOCHS if self.released else self.task.config.epochs
-        return self.task.config.ss_weight * min(self._time(epoch) / ramp, 1)
+        """γ_t = γ0 t/T, where γ0 may be bounded and T shortened; the released code has a constant in place of T."""
+        config = self.task.config
+        ramp = RELEASED_RAMP_EPOCHS if self.released else config.ss_ramp * config.epochs
+        return self.max_ss_weight * min(self._time(epoch) / max(ramp, 1), 1)
+
+    @property
+    def network(self) -> Network:
+        """Scores, selects and is evaluated."""
+        return self.task.model if self.average is None else cast("Network", self.average.module)
+
+    def after_step(self, stage: str) -> None:
+        if self.average is not None:
+            self.average.update_parameters(self.task.model)
 
     def _time(self, epoch: int) -> int:
         """t, from 1: the last epoch reaches λ0 and γ0. The released code counts from 0."""
@@ -107,6 +141,8 @@ class PLSP(Method):
             self._make_samplers(torch.arange(len(task.inputs)))
             return {}
         scores = self._scores()
+        if task.config.selection_memory:
+            scores = self._remember(scores)
         self.labels = scores.labels
         labeled = select_reliable(scores, task.num_classes, task.config.k, agree_with_best=self.released)
         rest = torch.ones_like(self.labels, dtype=torch.bool).index_fill(0, labeled, False)
@@ -115,12 +151,19 @@ class PLSP(Method):
         self._make_samplers(unlabeled.cpu(), labeled.cpu())
         return self._labeled_metrics(labeled)
 
+    def _remember(self, scores: Scores) -> Scores:
+        """Average an instance's activation values over the epochs since its label last changed."""
+        if bool((self.labels >= 0).all()):
+            scores = remember(scores, self.labels, self.remembered, self.task.config.selection_memory)
+        self.remembered = scores.activation
+        return scores
+
     def _scores(self) -> Scores:
         """Of all instances. Logits exist for one batch at a time."""
         task = self.task
         parts = [
             score_instances(logits, task.candidates[rows])
-            for rows, logits in own_logits(task.model, task.inputs, task.augmentation)
+            for rows, logits in own_logits(self.network, task.inputs, task.augmentation)
         ]
         return Scores(*from_all_ranks(*(torch.cat(column) for column in zip(*parts, strict=True))))
 
@@ -220,6 +263,8 @@ class PLSP(Method):
             "covariance": self.loss.covariance.state_dict(),
             "curriculum": self.loss.curriculum.state_dict(),
             "labels": self.labels,
+            "average": None if self.average is None else self.average.state_dict(),
+            "remembered": self.remembered,
             "unlabeled": self.unlabeled.state_dict() | {"batch_size": self.unlabeled.batch_size},
             "labeled": None if self.labeled is None else self.labeled.state_dict(),
         }
@@ -228,6 +273,9 @@ class PLSP(Method):
         self.loss.covariance.load_state_dict(state["covariance"])
         self.loss.curriculum.load_state_dict(state["curriculum"])
         self.labels = state["labels"]
+        self.remembered = state["remembered"]
+        if self.average is not None:
+            self.average.load_state_dict(state["average"])
         generator = self.task.generator
         unlabeled = state["unlabeled"]
         self.unlabeled = IndexSampler(unlabeled["order"].cpu(), unlabeled["batch_size"], generator)
@@ -237,3 +285,15 @@ class PLSP(Method):
             order = state["labeled"]["order"].cpu()
             self.labeled = IndexSampler(order, self.task.config.labeled_batch, generator)
             self.labeled.load_state_dict(state["labeled"])
+
+
+def largest_ss_weight(candidates: CandidateSets) -> float:
+    """(1 - q)/q, the γ up to which a group of wrong labels cannot sustain itself.
+
+    q is the mean share of instances that have a given wrong label as a candidate. For a share q of such a group the
+    consistency term supports the label with weight γ; for the others the complementary term opposes it.
+    """
+    num_instances, num_classes = candidates.shape
+    num_candidates = sum(int(sets.sum()) for _, sets in candidates.chunks())
+    wrong = (num_candidates / num_instances - 1) / max(num_classes - 1, 1)
+    return (1 - wrong) / wrong if wrong > 0 else math.inf

@@ -27,6 +27,18 @@ def score_instances(logits: Tensor, candidates: Tensor) -> Scores:
     return Scores(labels, own * (own - 1).abs(), best == labels)
 
 
+def remember(scores: Scores, labels: Tensor, activation: Tensor, memory: float) -> Scores:
+    """Scores whose activation values remember those of the epoch before, which had these labels and values.
+
+    An instance whose label has changed starts anew from zero: it is selected only after it has kept its label for a
+    while, or if no instance of its class has.
+    """
+    now = scores.activation
+    moved = torch.lerp(now, activation, memory)
+    fresh = torch.minimum(now, (1 - memory) * now)  # values may be negative
+    return scores._replace(activation=torch.where(scores.labels == labels, moved, fresh))
+
+
 def select_reliable(scores: Scores, num_classes: int, k: int, *, agree_with_best: bool = False) -> Tensor:
     """Ω_l, equation (4): indices of the k instances of highest class activation value of every class.
 

@@ -13,7 +13,7 @@ _FALLEN = 0.05  # F1 lost since the best epoch
 def warnings_of(run: Run) -> list[str]:
     """A sentence each."""
     if run.summary is None:
-        found = [_unfinished(run), _lost_labeled_set(run)]
+        found = [_unfinished(run), _lost_labeled_set(run), *map(_sentence, _alarms(run))]
     else:
         found = [*map(_sentence, run.summary.get("warnings", [])), *_classes_left_out(run), _missing_results(run)]
     return [sentence for sentence in [*found, _unstable(run), _fallen(run)] if sentence]
@@ -23,6 +23,11 @@ def _sentence(warning: object) -> str:
     """Runs write their warnings for the middle of a line."""
     text = str(warning)
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
+
+
+def _alarms(run: Run) -> list[str]:
+    """Those of a finished run are among its warnings."""
+    return [alarm for line in run.history for alarm in line.get("alarms", [])]
 
 
 def _unfinished(run: Run) -> str:

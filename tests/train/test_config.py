@@ -49,7 +49,7 @@ def test_given_settings_override_the_preset() -> None:
         ({"lr": 0.0}, "lr must be positive"),
         ({"lr": float("nan")}, "lr must be positive"),
         ({"threshold": 1.5}, r"threshold must lie in \[0, 1\]"),
-        ({"recipe": "mine"}, "recipe must be one of paper, released, got 'mine'"),
+        ({"recipe": "mine"}, "recipe must be one of paper, released, robust, got 'mine'"),
         ({"k": 2.5}, "k must be int"),
         ({"k": True}, "k must be int"),
         ({"method": "mine"}, "unknown method 'mine': choose one of cc"),

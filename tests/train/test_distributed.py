@@ -43,6 +43,7 @@ ALL_RUNS = {"plsp": UNEVEN} | {
     for method in ("cc", "rc", "proden", "lws", "cavl", "pico", "crdpll", "df", "supervised")
 }
 ALL_RUNS["released"] = [*UNEVEN, "--recipe", "released", "--epochs", "1"]
+ALL_RUNS["robust"] = [*UNEVEN, "--recipe", "robust"]
 ALL_RUNS["held-out"] = [*UNEVEN, "--validation-fraction", "0.1", "--epochs", "1"]
 STOP_AT = ("train", 2, 3)
 

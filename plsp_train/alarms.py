@@ -1,0 +1,134 @@
+"""Signs, found without true labels, that a run is losing a class.
+
+`ClassWatch` measures them after every epoch, for the metrics. `alarms_of` judges the metrics of a run so far: an alarm
+is raised once for each class and kind. Labels change a lot while a network learns, so a class is watched from the first
+epoch on in which most of its instances kept their label.
+
+A group of wrong labels leaves a trace in the candidate sets, which hold the true label. If a share f of the instances
+labelled i belongs to class j, then j is a candidate of a share f + (1 - f) q of them, where q is the share that has it
+by chance. When instances of j move to label i, this share grows, and f follows from its growth.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from plsp_train.data.candidate_sets import CandidateSets
+
+SETTLED = 0.75  # share of instances that keep their label, from which on a class is watched
+UNSETTLED = 0.5  # share below which labels no longer agree between epochs
+MOVED = 0.2  # share of a labelled set that gets another label within an epoch
+SHRUNK = 0.5  # size of a labelled set relative to its largest
+FOREIGN = 0.1  # share of a class that has come from another one
+CHANCE = 4.0  # standard deviations by which an estimate of that share may differ from zero by chance
+FEW = 10  # instances whose shares say little
+_ROWS = 4096  # candidate sets that are added up at a time
+
+
+class ClassWatch:
+    """Compares the labels of an epoch with those of the epoch before, and with the candidate sets."""
+
+    def __init__(self, candidates: CandidateSets) -> None:
+        self.candidates = candidates
+        num_classes, device = candidates.shape[1], candidates.device
+        self.labeled: Tensor | None = None
+        self.settled = torch.zeros(num_classes, dtype=torch.bool, device=device)
+        # (l, l): of the instances labelled i, the smallest share in a watched epoch that had j as a candidate.
+        self.lowest = torch.ones(num_classes, num_classes, device=device)
+
+    def observe(self, before: Tensor, labels: Tensor, labeled: Tensor | None) -> dict[str, list[Any]]:
+        """Metrics of an epoch: its labels (n,) against those of the epoch before, and its labelled set.
+
+        Labels are -1 as long as there are none. Shares of few instances are None.
+        """
+        former, self.labeled = self.labeled, None if labeled is None else labeled.to(labels.device)
+        if bool((before < 0).all()):
+            return {}
+        num_classes, kept = self.candidates.shape[1], before == labels
+        agreement = _shares(before, kept, num_classes)
+        self.settled |= agreement >= SETTLED
+        rivals, foreign = self._rivals(labels)
+        metrics = {
+            "label_agreement_per_class": _rounded(agreement),
+            "rival_per_class": rivals.tolist(),
+            "rival_share_per_class": _rounded(foreign),
+        }
+        if former is not None:
+            metrics["labeled_moved_per_class"] = _rounded(_shares(before[former], ~kept[former], num_classes))
+        return metrics
+
+    def _rivals(self, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """For each class the one that most of its instances have come from, (l,), and the estimated share of them."""
+        together = torch.zeros_like(self.lowest)
+        for rows, candidates in self.candidates.chunks():
+            for own, sets in zip(labels[rows].split(_ROWS), candidates.split(_ROWS), strict=True):
+                together.index_add_(0, own.clamp_min(0), (sets & (own >= 0)[:, None]).float())
+        count = labels[labels >= 0].bincount(minlength=len(together))[:, None]
+        share = together / count  # NaN for a class without instances, which no comparison below finds large
+        is_watched = self.settled[:, None] & (count > 0)
+        self.lowest = torch.where(is_watched, torch.minimum(self.lowest, share), self.lowest)
+        # With two more instances on either side, a share that happens to be 0 or 1 has a deviation, too.
+        chance = (self.lowest * count + 2) / (count + 4)
+        deviation = (chance * (1 - chance) / count).sqrt()
+        growth = share - self.lowest
+        foreign = torch.where(is_watched & (growth > CHANCE * deviation), growth / (1 - self.lowest), 0)
+        most, rivals = foreign.fill_diagonal_(0).max(1)
+        return rivals, most
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"labeled": self.labeled, "settled": self.settled, "lowest": self.lowest}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.labeled, self.settled, self.lowest = state["labeled"], state["settled"], state["lowest"]
+
+
+class Alarm(NamedTuple):
+    epoch: int
+    sentence: str
+
+
+def alarms_of(history: list[dict[str, Any]], class_names: tuple[str, ...]) -> list[Alarm]:
+    """The alarms of a run from its metrics, in the order of epochs."""
+    alarms: dict[tuple[str, int], Alarm] = {}
+    settled: set[int] = set()
+    largest = [0] * len(class_names)
+    for metrics in history:
+        for kind, index, sign in _signs(metrics, largest, class_names):
+            if index in settled:
+                sentence = f"epoch {metrics['epoch']}, class {class_names[index]}: {sign}"
+                alarms.setdefault((kind, index), Alarm(metrics["epoch"], sentence))
+        agreement = metrics.get("label_agreement_per_class", [])
+        settled |= {index for index, share in enumerate(agreement) if share is not None and share >= SETTLED}
+        largest = list(map(max, largest, metrics.get("labeled_per_class", largest)))
+    return list(alarms.values())
+
+
+def _signs(metrics: dict[str, Any], largest: list[int], class_names: tuple[str, ...]) -> Iterator[tuple[str, int, str]]:
+    """Kind, class and wording of all that is suspicious in an epoch."""
+    for index, share in enumerate(metrics.get("label_agreement_per_class", [])):
+        if share is not None and share < UNSETTLED:
+            yield "agreement", index, f"only {share:.0%} of its instances kept their label"
+    for index, share in enumerate(metrics.get("labeled_moved_per_class", [])):
+        if share is not None and share > MOVED:
+            yield "labelled set", index, f"{share:.0%} of its labelled set were given another label"
+    for index, size in enumerate(metrics.get("labeled_per_class", [])):
+        if size < SHRUNK * largest[index]:
+            yield "size", index, f"its labelled set has shrunk from {largest[index]} to {size} instances"
+    for index, share in enumerate(metrics.get("rival_share_per_class", [])):
+        if share > FOREIGN:
+            rival = class_names[metrics["rival_per_class"][index]]
+            yield "overlap", index, f"about {share:.0%} of its instances seem to belong to {rival}"
+
+
+def _shares(classes: Tensor, chosen: Tensor, num_classes: int) -> Tensor:
+    """Of the instances of each class, the share that is chosen, (l,); NaN for few. Class -1 does not count."""
+    is_known = classes >= 0
+    total = classes[is_known].bincount(minlength=num_classes)
+    shares = classes[is_known & chosen].bincount(minlength=num_classes) / total
+    return shares.where(total >= FEW, torch.nan)
+
+
+def _rounded(shares: Tensor) -> list[float | None]:
+    return [round(share, 4) if share == share else None for share in shares.tolist()]

@@ -1,0 +1,149 @@
+"""Alarms about classes that a run is losing, raised without true labels."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from plsp_train.alarms import ClassWatch, alarms_of
+from plsp_train.data.candidate_sets import CandidateSets
+from small_runs import run
+
+NAMES = ("shirt", "coat", "bag")
+
+
+def _candidates(truth: Tensor, flip: float = 0.7, num_classes: int = 10) -> CandidateSets:
+    generator = torch.Generator().manual_seed(0)
+    sets = torch.rand(len(truth), num_classes, generator=generator) < flip
+    return CandidateSets.pack(sets.scatter(1, truth[:, None], True))
+
+
+def _truth(num_instances: int = 20_000) -> Tensor:
+    return torch.randint(10, (num_instances,), generator=torch.Generator().manual_seed(1))
+
+
+def _relabelled(truth: Tensor, source: int, target: int, share: float) -> Tensor:
+    """The first instances of a class, as many as the share of the target class, get the label of another one."""
+    moved = (truth == source).nonzero()[: int(share * (truth == target).sum()), 0]
+    return truth.index_fill(0, moved, target)
+
+
+def test_watch_estimates_the_share_that_has_come_from_another_class() -> None:
+    truth = _truth()
+    watch, none = ClassWatch(_candidates(truth)), torch.full_like(truth, -1)
+    assert watch.observe(none, truth, None) == {}
+    watch.observe(truth, truth, None)
+    labels = _relabelled(truth, source=3, target=6, share=0.5)
+    seen = watch.observe(truth, labels, None)
+    assert seen["rival_per_class"][6] == 3
+    # Half as many as the class had before are a third of what it has now.
+    assert seen["rival_share_per_class"][6] == pytest.approx(1 / 3, abs=0.06)
+    kept = (labels[truth == 3] == 3).float().mean().item()
+    assert seen["label_agreement_per_class"][3] == pytest.approx(kept, abs=1e-4)
+    others = [share for index, share in enumerate(seen["rival_share_per_class"]) if index != 6]
+    assert others == [0.0] * 9
+
+
+def test_watch_does_not_take_chance_for_a_rival() -> None:
+    truth = _truth()
+    watch, before = ClassWatch(_candidates(truth)), truth
+    for seed in range(20):  # in every epoch, a tenth of the instances has a random candidate as its label
+        generator = torch.Generator().manual_seed(seed)
+        noisy = torch.rand(len(truth), generator=generator) < 0.1
+        labels = torch.where(noisy, torch.randint(10, truth.shape, generator=generator), truth)
+        seen = watch.observe(before, labels, None)
+        assert max(seen["rival_share_per_class"]) < 0.1
+        before = labels
+
+
+def test_watch_reports_how_much_of_a_labelled_set_moved(monkeypatch) -> None:
+    monkeypatch.setattr("plsp_train.alarms.FEW", 1)
+    truth = torch.tensor([0, 0, 0, 0, 1, 1, 2])
+    watch = ClassWatch(CandidateSets.pack(torch.ones(7, 3, dtype=torch.bool)))
+    watch.observe(torch.full_like(truth, -1), truth, torch.tensor([0, 1, 2, 3, 4]))
+    seen = watch.observe(truth, torch.tensor([0, 0, 0, 1, 1, 0, 2]), torch.tensor([0, 1]))
+    assert seen["labeled_moved_per_class"] == [0.25, 0.0, None]
+    assert seen["label_agreement_per_class"] == [0.75, 0.5, 1.0]
+    seen = watch.observe(torch.tensor([0, 0, 0, 1, 1, 0, 2]), truth, None)
+    assert seen["labeled_moved_per_class"] == [0.0, None, None]
+
+
+def test_watch_says_nothing_about_few_instances() -> None:
+    truth = torch.tensor([0] * 9 + [1] * 10)
+    sets = torch.nn.functional.one_hot(truth, 3).bool()
+    sets[18, 0] = sets[18, 2] = True
+    watch = ClassWatch(CandidateSets.pack(sets))
+    watch.observe(truth, truth, torch.arange(19))
+    labels = truth.index_fill(0, torch.tensor([18]), 0)  # class 0 gets its first instance that may belong to 2
+    seen = watch.observe(truth, labels, torch.arange(19))
+    assert seen["label_agreement_per_class"] == [None, 0.9, None]
+    assert seen["labeled_moved_per_class"] == [None, 0.1, None]
+    seen = watch.observe(labels, labels, None)
+    assert seen["rival_share_per_class"] == [0.0, 0.0, 0.0]
+
+
+def test_watch_continues_from_its_state() -> None:
+    truth = _truth(2000)
+    candidates, moved = _candidates(truth), _relabelled(truth, source=1, target=2, share=0.9)
+    watch, resumed = ClassWatch(candidates), ClassWatch(candidates)
+    labeled = torch.arange(50)
+    watch.observe(truth, truth, labeled)
+    resumed.load_state_dict(watch.state_dict())
+    assert resumed.observe(truth, moved, labeled) == watch.observe(truth, moved, labeled)
+
+
+def _history(**columns: list[list[Any]]) -> list[dict[str, Any]]:
+    length = len(next(iter(columns.values())))
+    agreement = [[0.9, 0.9, 0.9]] * length
+    columns = {"label_agreement_per_class": agreement} | columns
+    return [{"epoch": epoch + 1} | {name: values[epoch] for name, values in columns.items()} for epoch in range(length)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        (
+            {"label_agreement_per_class": [[0.9] * 3, [0.9, 0.4, 0.9], [0.9, 0.3, 0.9]]},
+            "epoch 2, class coat: only 40% of its instances kept their label",
+        ),
+        (
+            {"labeled_moved_per_class": [[0.0] * 3, [0.1, 0.1, 0.3], [0.0, 0.0, 0.4]]},
+            "epoch 2, class bag: 30% of its labelled set were given another label",
+        ),
+        (
+            {"labeled_per_class": [[200] * 3, [90, 120, 200], [80, 120, 200]]},
+            "epoch 2, class shirt: its labelled set has shrunk from 200 to 90 instances",
+        ),
+        (
+            {"rival_share_per_class": [[0, 0, 0], [0.15, 0, 0], [0.2, 0, 0]], "rival_per_class": [[1, 0, 0]] * 3},
+            "epoch 2, class shirt: about 15% of its instances seem to belong to coat",
+        ),
+    ],
+)  # fmt: skip
+def test_each_kind_of_alarm_is_raised_once_per_class(columns: dict[str, list[list[Any]]], expected: str) -> None:
+    (alarm,) = alarms_of(_history(**columns), NAMES)
+    assert alarm == (2, expected)
+
+
+def test_classes_are_not_watched_before_their_labels_have_settled() -> None:
+    unsettled = [[0.6, 0.9, None], [0.4, 0.9, 0.2], [0.8, 0.9, 0.9]]
+    history = _history(label_agreement_per_class=unsettled, labeled_moved_per_class=[[0.5, 0.0, None]] * 3)
+    assert alarms_of(history, NAMES) == []
+    assert [alarm.epoch for alarm in alarms_of([*history, history[0] | {"epoch": 4}], NAMES)] == [4]
+
+
+def test_a_run_reports_alarms_by_name_once(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("plsp_train.alarms.SETTLED", 0.0)
+    monkeypatch.setattr("plsp_train.alarms.MOVED", -1.0)  # every labelled set is reported
+    assert run(tmp_path / "run", "--epochs", "4") == 0
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    alarms = [alarm for line in lines for alarm in line.get("alarms", [])]
+    # Labels exist from epoch 2 on and settle in epoch 3. A class of few instances may not be judged.
+    reported = [alarm[: len("epoch 4, class 0:")] for alarm in alarms if "labelled set were given" in alarm]
+    assert set(reported) <= {f"epoch 4, class {digit}:" for digit in range(10)}
+    assert 8 <= len(reported) == len(set(reported))
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: epoch")]
+    assert printed[: len(alarms)] == [f"warning: {alarm}" for alarm in alarms]
+    assert set(alarms) <= set(json.loads((tmp_path / "run" / "summary.json").read_text())["warnings"])
