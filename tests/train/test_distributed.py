@@ -238,6 +238,7 @@ def _numbers(line: dict[str, Any]) -> dict[str, float]:
     flat = [
         (f"{name} {i}", number)
         for name, value in line.items()
+        if name != "alarms"  # sentences about numbers that are compared
         for i, number in enumerate(value if isinstance(value, list) else [value])
     ]
     return {name: -1 if number is None else number for name, number in flat}
