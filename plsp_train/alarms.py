@@ -1,8 +1,8 @@
 """Signs, found without true labels, that a run is losing a class.
 
 `ClassWatch` measures them after every epoch, for the metrics. `alarms_of` judges the metrics of a run so far: an alarm
-is raised once for each class and kind. Labels change a lot while a network learns, so a class is watched from the first
-epoch on in which most of its instances kept their label.
+is raised once for each class and kind. Labels change a lot while a network learns, so a class is watched as soon as
+most of its instances have kept their label in two epochs in a row.
 
 A group of wrong labels leaves a trace in the candidate sets, which hold the true label. If a share f of the instances
 labelled i belongs to class j, then j is a candidate of a share f + (1 - f) q of them, where q is the share that has it
@@ -17,11 +17,11 @@ from torch import Tensor
 
 from plsp_train.data.candidate_sets import CandidateSets
 
-SETTLED = 0.75  # share of instances that keep their label, from which on a class is watched
+SETTLED = 0.75  # share of instances that keep their label, in two epochs, from which on a class is watched
 UNSETTLED = 0.5  # share below which labels no longer agree between epochs
 MOVED = 0.2  # share of a labelled set that gets another label within an epoch
 SHRUNK = 0.5  # size of a labelled set relative to its largest
-FOREIGN = 0.1  # share of a class that has come from another one
+FOREIGN = 0.2  # share of a class that has come from another one
 CHANCE = 4.0  # standard deviations by which an estimate of that share may differ from zero by chance
 FEW = 10  # instances whose shares say little
 _ROWS = 4096  # candidate sets that are added up at a time
@@ -34,7 +34,8 @@ class ClassWatch:
         self.candidates = candidates
         num_classes, device = candidates.shape[1], candidates.device
         self.labeled: Tensor | None = None
-        self.settled = torch.zeros(num_classes, dtype=torch.bool, device=device)
+        self.calm = torch.zeros(num_classes, dtype=torch.bool, device=device)  # most labels were kept in the last epoch
+        self.settled = torch.zeros_like(self.calm)
         # (l, l): of the instances labelled i, the smallest share in a watched epoch that had j as a candidate.
         self.lowest = torch.ones(num_classes, num_classes, device=device)
 
@@ -48,7 +49,8 @@ class ClassWatch:
             return {}
         num_classes, kept = self.candidates.shape[1], before == labels
         agreement = _shares(before, kept, num_classes)
-        self.settled |= agreement >= SETTLED
+        was_calm, self.calm = self.calm, agreement >= SETTLED
+        self.settled = self.settled | (was_calm & self.calm)
         rivals, foreign = self._rivals(labels)
         metrics = {
             "label_agreement_per_class": _rounded(agreement),
@@ -78,10 +80,11 @@ class ClassWatch:
         return rivals, most
 
     def state_dict(self) -> dict[str, Any]:
-        return {"labeled": self.labeled, "settled": self.settled, "lowest": self.lowest}
+        return {"labeled": self.labeled, "calm": self.calm, "settled": self.settled, "lowest": self.lowest}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.labeled, self.settled, self.lowest = state["labeled"], state["settled"], state["lowest"]
+        self.labeled, self.calm = state["labeled"], state["calm"]
+        self.settled, self.lowest = state["settled"], state["lowest"]
 
 
 class Alarm(NamedTuple):
@@ -92,6 +95,7 @@ class Alarm(NamedTuple):
 def alarms_of(history: list[dict[str, Any]], class_names: tuple[str, ...]) -> list[Alarm]:
     """The alarms of a run from its metrics, in the order of epochs."""
     alarms: dict[tuple[str, int], Alarm] = {}
+    calm: set[int] = set()
     settled: set[int] = set()
     largest = [0] * len(class_names)
     for metrics in history:
@@ -100,7 +104,8 @@ def alarms_of(history: list[dict[str, Any]], class_names: tuple[str, ...]) -> li
                 sentence = f"epoch {metrics['epoch']}, class {class_names[index]}: {sign}"
                 alarms.setdefault((kind, index), Alarm(metrics["epoch"], sentence))
         agreement = metrics.get("label_agreement_per_class", [])
-        settled |= {index for index, share in enumerate(agreement) if share is not None and share >= SETTLED}
+        was_calm, calm = calm, {i for i, share in enumerate(agreement) if share is not None and share >= SETTLED}
+        settled |= was_calm & calm
         largest = list(map(max, largest, metrics.get("labeled_per_class", largest)))
     return list(alarms.values())
 
