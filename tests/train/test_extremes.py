@@ -141,7 +141,11 @@ def test_batches_of_one(tmp_path: Path, method: str, capsys: pytest.CaptureFixtu
     assert main([*common, "--model", "linear", "--out", str(out)]) == 0
     _assert_no_trace_of_nan(out)
     capsys.readouterr()
-    assert main([*common, "--model", "mlp", "--out", str(tmp_path / "mlp")]) == 2
+    code = main([*common, "--model", "mlp", "--out", str(tmp_path / "mlp")])
+    if method == "crdpll":  # a batch of three views
+        assert code == 0
+        return
+    assert code == 2
     assert "batch normalisation cannot train on a batch of one" in _error(capsys)
 
 
