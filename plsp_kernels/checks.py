@@ -158,7 +158,7 @@ def thresholds(name: str, value: object, like: object) -> Tensor:
     """Return one threshold for all classes as `scalar` does. `step` checks thresholds given per class."""
     if isinstance(value, Tensor) and value.dim() != 0:
         return value.detach()
-    if isinstance(value, Tensor | Real):
+    if isinstance(value, (Tensor, Real)):  # PyTorch 2.6 compiles no union
         return scalar(name, value, like, 0, 1)
     try:
         given = torch.as_tensor(value, dtype=torch.float64)

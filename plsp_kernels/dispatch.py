@@ -7,11 +7,13 @@
 | `torch` | the closed form in ATen operators | everything |
 | `reference` | the paper, literally | everything that fits in memory; never chosen by `auto` |
 
-`auto` selects Triton on a GPU, C for CPU calls small enough to be faster there, and ATen operators otherwise.
+`auto` selects Triton on a GPU, if it is installed and recent enough, C for CPU calls that are small enough to be faster
+there, and ATen operators otherwise.
 """
 
 import functools
 import importlib
+import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Callable
@@ -26,8 +28,26 @@ from plsp_kernels.step import Step
 
 IMPLEMENTATIONS = ("auto", "triton", "native", "torch", "reference")
 
-_HAS_TRITON = importlib.util.find_spec("triton") is not None
+OLDEST_TRITON = (3, 5)  # earlier ones multiply no float64 matrices
+_TRITON_DISTRIBUTIONS = ("triton", "pytorch-triton", "pytorch-triton-rocm")
 _PACKAGES = {"triton": "triton_impl", "native": "native", "torch": "torch_impl"}
+
+
+def _find_triton() -> str | None:
+    """Why the Triton kernels cannot run with the installed packages, or None. Does not import Triton."""
+    if importlib.util.find_spec("triton") is None:
+        return "the triton package is not installed"
+    for name in _TRITON_DISTRIBUTIONS:
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        if tuple(map(int, version.split(".")[:2])) < OLDEST_TRITON:
+            return f"it needs Triton {'.'.join(map(str, OLDEST_TRITON))} or newer, found {version}"
+    return None
+
+
+_TRITON_REFUSAL = _find_triton()
 
 
 def for_step(impl: str, step: Step) -> str:
@@ -77,15 +97,15 @@ def _resolve(
         _refuse_transforms()
     if impl == "auto":
         if tensor.is_cuda:
-            return "triton" if _HAS_TRITON else "torch"
+            return "triton" if _TRITON_REFUSAL is None else "torch"
         return "native" if native_refusal() is None and native_pays() else "torch"
     if impl == "native":
         refusal = native_refusal()
         if refusal is not None:
             raise ValueError(f"impl='native' cannot serve this call: {refusal}; use impl='auto'")
     elif impl == "triton":
-        if not _HAS_TRITON:
-            raise ValueError("impl='triton' needs the triton package, which is not installed; use impl='auto'")
+        if _TRITON_REFUSAL is not None:
+            raise ValueError(f"impl='triton' cannot serve this call: {_TRITON_REFUSAL}; use impl='auto'")
         if not tensor.is_cuda and os.environ.get("TRITON_INTERPRET", "0") in ("", "0"):
             raise ValueError(
                 f"impl='triton' needs CUDA or ROCm tensors, got {tensor.device}; move them to the GPU, use impl='auto' "

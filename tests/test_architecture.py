@@ -17,7 +17,12 @@ FORBIDDEN = {
     "plsp_kernels/triton_impl": ("plsp_kernels.native", "plsp_kernels.torch_impl", "plsp_kernels.ops"),
     "plsp_kernels/native": ("plsp_kernels.torch_impl", "plsp_kernels.triton_impl", "plsp_kernels.ops"),
     "plsp_kernels/ops": ("plsp_kernels.functional", "plsp_kernels.modules", "plsp_kernels.reference"),
-    "plsp_kernels/reference.py": ("plsp_kernels.ops", "plsp_kernels.torch_impl", "plsp_kernels.native"),
+    "plsp_kernels/reference.py": (
+        "plsp_kernels.native",
+        "plsp_kernels.ops",
+        "plsp_kernels.torch_impl",
+        "plsp_kernels.triton_impl",
+    ),
     "plsp_kernels": ("plsp_train", "benchmarks"),
     "plsp_train/data": ("plsp_train.engine", "plsp_train.methods", "plsp_train.config"),
     "plsp_train/models": ("plsp_train.engine", "plsp_train.methods", "plsp_train.config", "plsp_train.data"),
@@ -36,7 +41,7 @@ def is_jit(function: ast.FunctionDef) -> bool:
     return any(ast.unparse(decorator).startswith("triton.jit") for decorator in function.decorator_list)
 
 
-@pytest.mark.parametrize("folder", ["plsp_kernels", "plsp_train", "benchmarks"])
+@pytest.mark.parametrize("folder", ["plsp_kernels", "plsp_train", "benchmarks", "examples", "tests"])
 def test_argument_lists_stay_short(folder: str) -> None:
     long = []
     for name, tree in sources(folder):

@@ -11,5 +11,7 @@ def _fake(logits: Tensor, candidates: Tensor) -> Tensor:
 
 
 class_activation_labels = define_operator(
-    "class_activation_labels(Tensor logits, Tensor candidates, str impl) -> Tensor", _fake
+    "class_activation_labels(Tensor logits, Tensor candidates, str impl) -> Tensor",
+    _fake,
+    {"logits": "float N l", "candidates": "bool N l"},
 )

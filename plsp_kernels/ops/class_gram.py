@@ -27,11 +27,19 @@ def _fake_class_gram_backward(
 class_gram = define_operator(
     "class_gram(Tensor weight, Tensor covariance, Tensor classes, bool save_product, str impl) -> (Tensor, Tensor)",
     fake_class_gram,
+    {"weight": "float l d", "covariance": "float l d d | l d", "classes": "int64 U"},
 )
 class_gram_backward = define_operator(
     "class_gram_backward(Tensor grad_gram, Tensor weight, Tensor covariance, Tensor classes, Tensor product, str impl)"
     " -> Tensor",
     _fake_class_gram_backward,
+    {
+        "weight": "float l d",
+        "grad_gram": "float U l l",
+        "covariance": "float * d d | l d",  # a full one is not read
+        "classes": "int64 U",
+        "product": "float * l d",
+    },
 )
 
 

@@ -24,6 +24,15 @@ _cross_entropy = define_operator(
     " Tensor strength, float label_smoothing, int ignore_index, str reduction, Tensor? upstream, bool need_logits,"
     " bool need_weight, str impl) -> (Tensor, Tensor, Tensor)",
     _fake,
+    {
+        "logits": "float N l",
+        "weight": "float l d",
+        "covariance": "float l d d | l d",
+        "labels": "int64 N",
+        "class_weight": "float l",
+        "strength": "float ()",
+        "upstream": "float N",
+    },
     LabeledBatch,
 )
 
@@ -80,6 +89,8 @@ class _RowLosses(torch.autograd.Function):
         result = CrossEntropyResult(*_cross_entropy(*tensors, *ctx.options, grad_losses, *needs, ctx.impl))
         found = [
             gradient.to(tensor.dtype) if needed else None
-            for gradient, tensor, needed in zip(result[1:], tensors[:2], needs, strict=True)
+            for gradient, tensor, needed in zip(
+                (result.grad_logits, result.grad_weight), tensors[:2], needs, strict=True
+            )
         ]
         return *found, *[None] * (len(LabeledBatch._fields) - 2 + 1)

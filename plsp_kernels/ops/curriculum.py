@@ -19,9 +19,19 @@ curriculum_update = define_operator(
     "curriculum_update(Tensor(a!) assigned, Tensor(b!) counts, Tensor instances, Tensor prediction, Tensor confidence,"
     " Tensor? candidates, float threshold, str impl) -> ()",
     _fake_update,
+    {
+        "assigned": "int64 n",
+        "counts": "int64 l+1",
+        "instances": "int64 N",
+        "prediction": "int64 N",
+        "confidence": "* N",
+        "candidates": "bool N l",
+    },
     CurriculumBatch,
 )
 
 curriculum_thresholds = define_operator(
-    "curriculum_thresholds(Tensor counts, float threshold, bool convex, str impl) -> Tensor", _fake_thresholds
+    "curriculum_thresholds(Tensor counts, float threshold, bool convex, str impl) -> Tensor",
+    _fake_thresholds,
+    {"counts": "int64 l+1"},
 )

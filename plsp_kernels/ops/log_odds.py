@@ -26,13 +26,18 @@ def _fake_backward(rows: Rows, *args: Any) -> tuple[Tensor, Tensor]:
     return fake_gradients(rows.logits, rows.gram, need_logits, need_gram)
 
 
+ROW_TENSORS = {"logits": "float N l", "gram": "float U l l", "slots": "int64 N", "strength": "float ()"}
 log_odds = define_operator(
-    "log_odds(Tensor logits, Tensor gram, Tensor slots, Tensor strength, str impl) -> Tensor", _fake_log_odds, Rows
+    "log_odds(Tensor logits, Tensor gram, Tensor slots, Tensor strength, str impl) -> Tensor",
+    _fake_log_odds,
+    ROW_TENSORS,
+    Rows,
 )
 log_odds_backward = define_operator(
     "log_odds_backward(Tensor logits, Tensor gram, Tensor slots, Tensor strength, Tensor log_odds,"
     " Tensor grad_log_odds, bool need_logits, bool need_gram, str impl) -> (Tensor, Tensor)",
     _fake_backward,
+    ROW_TENSORS | {"log_odds": "float N l", "grad_log_odds": "float N l"},
     Rows,
 )
 

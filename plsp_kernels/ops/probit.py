@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from plsp_kernels.ops.log_odds import ROW_TENSORS
 from plsp_kernels.ops.registration import define_operator
 from plsp_kernels.rows import Rows
 
@@ -14,5 +15,6 @@ def _fake(rows: Rows, beta: float) -> Tensor:
 probit_probabilities = define_operator(
     "probit_probabilities(Tensor logits, Tensor gram, Tensor slots, Tensor strength, float beta, str impl) -> Tensor",
     _fake,
+    ROW_TENSORS,
     Rows,
 )

@@ -10,7 +10,7 @@ Autograd lives outside the operators, in `autograd.Function`s: this has the lowe
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from plsp_kernels.batch import LabeledBatch
 from plsp_kernels.curriculum import CurriculumBatch
 from plsp_kernels.dispatch import implementation
+from plsp_kernels.ops.tensors import tensor_check
 from plsp_kernels.rows import Rows
 from plsp_kernels.step import Step
 
@@ -38,12 +39,14 @@ def without_autocast(device_type: str, function: Callable[..., Any], *args: Any,
 def define_operator(
     schema: str,
     fake: Callable[..., Any],
+    tensors: Mapping[str, str],
     structure: type[Step] | type[LabeledBatch] | type[Rows] | type[CurriculumBatch] | None = None,
 ) -> Callable[..., Any]:
     """Register `plsp::<schema>` with its fake implementation and return the callable operator.
 
     The fake function takes the operator's arguments except `impl`, the leading ones packed into the structure. The
-    operator passes the same arguments to the implementation's function of its name.
+    operator passes the same arguments to the implementation's function of its name. The tensors, described as in
+    `tensors.py`, are checked for Triton kernels: C checks its own, and ATen operators read no memory beyond a tensor.
     """
     name = schema.partition("(")[0]
 
@@ -54,6 +57,8 @@ def define_operator(
         return structure(*args[:width]), *args[width:]
 
     def kernel(*args: Any) -> Any:
+        if args[-1] == "triton":
+            check(args)
         *given, impl = pack(args)
         return getattr(implementation(impl), name)(*given)
 
@@ -62,9 +67,11 @@ def define_operator(
 
     KERNELS[name] = kernel
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    operator = getattr(torch.ops.plsp, name).default
+    check = tensor_check([argument.name for argument in operator._schema.arguments], tensors)
     LIBRARY.impl(name, precise_kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"plsp::{name}", lambda *args: fake(*pack(args[:-1])), lib=LIBRARY)
-    return getattr(torch.ops.plsp, name).default
+    return operator
 
 
 def first_order_only(backward: Callable[..., Any]) -> Callable[..., Any]:

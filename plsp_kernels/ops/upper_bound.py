@@ -33,6 +33,21 @@ _upper_bound = define_operator(
     " Tensor strength, Tensor ss_weight, float beta, bool argmax_in_candidates, Tensor? upstream, bool need_logits,"
     " bool need_weight, str impl) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _fake_upper_bound,
+    {
+        "labeled_logits": "float Bl l",
+        "weak_logits": "float Bu l",
+        "strong_logits": "float Bu l",
+        "weight": "float l d",
+        "covariance": "float l d d | l d",
+        "labels": "int64 Bl",
+        "candidates": "bool Bu l",
+        "pseudo_labels": "int64 Bu",
+        "labeled_candidates": "bool Bl l",
+        "thresholds": "float l | ()",
+        "strength": "float ()",
+        "ss_weight": "float ()",
+        "upstream": "float 3",
+    },
     Step,
 )
 

@@ -28,14 +28,14 @@ from plsp_kernels.torch_impl.groups import Groups, group_by_slot
 
 def log_odds(rows: Rows) -> Tensor:
     """o_ij of each row: (N, l)."""
-    return LogOdds(rows).values
+    return RowLogOdds(rows).values
 
 
 def log_odds_backward(
     rows: Rows, log_odds: Tensor, grad_log_odds: Tensor, need_logits: bool, need_gram: bool
 ) -> tuple[Tensor, Tensor]:
     """Gradients with respect to the logits (N, l) and gram (U, l, l), the latter symmetric; empty if not needed."""
-    return LogOdds(rows, log_odds).backward(grad_log_odds, need_logits, need_gram)
+    return RowLogOdds(rows, log_odds).backward(grad_log_odds, need_logits, need_gram)
 
 
 class PairMatrices(NamedTuple):
@@ -45,8 +45,8 @@ class PairMatrices(NamedTuple):
     grad_gram: Tensor  # ∂L/∂G
 
 
-class LogOdds:
-    """Log-odds of a batch and the intermediate results of their backward.
+class RowLogOdds:
+    """Log-odds of rows of logits and the intermediate results of their backward.
 
     Values passed in are not recomputed. Memory passed in may be used for the matrices, including the result ∂L/∂G.
     """

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from plsp_kernels.rows import Rows, host_number
 from plsp_kernels.step import Step
-from plsp_kernels.torch_impl.log_odds import LogOdds, PairMatrices
+from plsp_kernels.torch_impl.log_odds import PairMatrices, RowLogOdds
 from plsp_kernels.torch_impl.probit import probit_probabilities
 
 
@@ -39,7 +39,7 @@ def term_sums(step: Step, rows: Rows, wanted: Wanted, memory: PairMatrices | Non
     """
     candidates, num_labeled = step.candidates, step.labels.shape[0]
     weak = num_labeled + candidates.shape[0]  # first row of the weak view
-    log_odds = LogOdds(rows, memory=memory)
+    log_odds = RowLogOdds(rows, memory=memory)
     weak_view = slice(weak, weak + candidates.shape[0])
     weak_rows = rows._replace(logits=rows.logits[weak_view], slots=rows.slots[weak_view])
     probabilities = probit_probabilities(weak_rows, step.beta)

@@ -131,6 +131,8 @@ def class_gram_backward(
     grad_gram: Tensor, weight: Tensor, covariance: Tensor, classes: Tensor, product: Tensor
 ) -> Tensor:
     """Gradient with respect to the weight (l, d), for symmetric grad_gram (U, l, l)."""
+    if covariance.dim() == 3 and product.shape[0] != classes.shape[0]:
+        raise ValueError(f"product must have {classes.shape[0]} slots, got {product.shape[0]}: save it in the forward")
     splits = num_splits(weight, classes.shape[0])
     partial = weight.new_empty(splits, *weight.shape, dtype=tiles.compute_dtype(weight))
     weight_gradient(grad_gram, Products(weight, covariance, classes, product), partial, 0, None)

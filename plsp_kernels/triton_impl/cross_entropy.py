@@ -23,7 +23,7 @@ def cross_entropy(
     """Compute the loss and its gradients; those of Σ upstream · losses if upstream (N,) is given."""
     dtype = compute_dtype(batch)
     groups = label_groups(batch)
-    weight = tiles.dense_rows(batch.weight)
+    weight = tiles.dot_operand(tiles.dense_rows(batch.weight), dtype)
     covariance = tiles.dot_operand(tiles.dense_rows(batch.covariance), dtype)
     columns = label_columns(weight, covariance, groups.classes, dtype, need_weight)
     rows = label_rows(batch, groups, columns, upstream, need_logits)

@@ -1,4 +1,9 @@
-"""State of the curriculum: the class that each instance was last assigned with confidence, and the thresholds τ."""
+"""State of the curriculum: the class that each instance was last assigned with confidence, and the thresholds τ.
+
+    τ_j = τ0 η_j, or τ0 η_j / (2 - η_j) if convex,       η_j = σ_j / max(1, max_k σ_k)
+
+with σ_j the number of instances assigned to class j.
+"""
 
 import torch
 import triton
@@ -12,10 +17,10 @@ from plsp_kernels.triton_impl import tiles
 @triton.jit
 def _assignments(
     n,
-    instances_ptr,
-    prediction_ptr,
-    confidence_ptr,
-    candidates_ptr,
+    instances_ptr,  # (N,)
+    prediction_ptr,  # (N,)
+    confidence_ptr,  # (N,)
+    candidates_ptr,  # (N, l) uint8, used only if HAS_CANDIDATES
     num_samples,
     num_instances,
     num_classes,
@@ -93,7 +98,8 @@ def _curriculum_update_kernel(
     tl.store(assigned_ptr + instance, prediction, mask=assigns)
     # Atomics, because several instances may move to one class; sums of integers do not depend on their order.
     moved = assigns & (before != prediction)
-    tl.atomic_add(counts_ptr + before, -1, mask=moved, sem="relaxed")
+    known = (before >= 0) & (before <= num_classes)  # a damaged state must not be counted outside the counts
+    tl.atomic_add(counts_ptr + before, -1, mask=moved & known, sem="relaxed")
     tl.atomic_add(counts_ptr + prediction, 1, mask=moved, sem="relaxed")
 
 
@@ -150,7 +156,7 @@ def curriculum_update(batch: CurriculumBatch) -> None:
 
 
 def curriculum_thresholds(counts: Tensor, threshold: float, convex: bool) -> Tensor:
-    """τ0 η(j), or τ0 η(j) / (2 - η(j)) if convex, with η(j) = σ(j) / max σ, from counts (l + 1,): (l,) float32."""
+    """τ (l,) in float32 from counts (l + 1,), whose last element counts the instances without a class."""
     num_classes = counts.shape[0] - 1
     thresholds = counts.new_empty(num_classes, dtype=torch.float32)
     tiles.launch(

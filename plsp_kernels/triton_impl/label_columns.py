@@ -35,7 +35,7 @@ def differences(weight_ptr, y, rows, d, num_classes, num_features, stride_weight
 
 @triton.jit
 def product_tile(
-    weight_ptr,
+    weight_ptr,  # (l, d)
     covariance_ptr,  # (d, d), of the class y
     y,
     rows,

@@ -46,13 +46,13 @@ def _sample_classes(labels_ptr, pseudo_labels_ptr, n, num_labeled, num_samples, 
 
 @triton.jit
 def group_samples(
-    labels_ptr,
-    pseudo_labels_ptr,
-    slots_ptr,
-    order_ptr,
-    bounds_ptr,
-    classes_ptr,
-    used_ptr,
+    labels_ptr,  # (Bl,)
+    pseudo_labels_ptr,  # (Bu,)
+    slots_ptr,  # (S,)
+    order_ptr,  # (S,)
+    bounds_ptr,  # (U + 1,)
+    classes_ptr,  # (U,)
+    used_ptr,  # (1,)
     num_labeled,
     num_samples,
     num_slots,
@@ -60,8 +60,9 @@ def group_samples(
     BLOCK_N: tl.constexpr,
     BLOCK_L: tl.constexpr,
 ):
-    used = tl.full((), 0, tl.int32)
-    placed = tl.full((), 0, tl.int32)
+    """The counting sort, by one program: `Groups`, the classes of the slots and their number."""
+    used = tl.full((), 0, tl.int32)  # slots so far
+    placed = tl.full((), 0, tl.int32)  # samples so far
     for first in range(0, num_classes, BLOCK_L):
         c = first + tl.arange(0, BLOCK_L)
         count = tl.zeros((BLOCK_L,), tl.int32)
@@ -103,6 +104,7 @@ def group_samples(
 def _centre_columns(
     weight_ptr, centred_ptr, d, num_classes, num_features, stride_weight, BLOCK_L: tl.constexpr, BLOCK_D: tl.constexpr
 ):
+    """Columns d of W - mean_j w_j."""
     DTYPE: tl.constexpr = centred_ptr.dtype.element_ty
     total = tl.zeros((BLOCK_D,), DTYPE)
     for start in range(0, num_classes, BLOCK_L):

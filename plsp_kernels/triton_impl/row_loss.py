@@ -71,7 +71,7 @@ def _labeled_row(
     slopes_ptr,  # (l,)
     label,
     labeled_candidates_ptr,  # (Bl, l) uint8, or None
-    losses_ptr,
+    losses_ptr,  # (N,), or (N + Bl,)
     supervised_weight,
     complementary_weight,
     num_rows,
@@ -116,11 +116,11 @@ def _strong_row(
     probabilities_ptr,  # (l,)
     weak_ptr,  # (l,)
     candidates_ptr,  # (l,) uint8
-    thresholds_ptr,
-    losses_ptr,
-    confidence_ptr,
-    prediction_ptr,
-    mask_ptr,
+    thresholds_ptr,  # (l,), or None
+    losses_ptr,  # (N,), or (N + Bl,)
+    confidence_ptr,  # (Bu,)
+    prediction_ptr,  # (Bu,)
+    mask_ptr,  # (Bu,) uint8
     threshold,
     consistency_weight,
     num_unlabeled,
@@ -183,7 +183,7 @@ def _weak_row(
     row,
     slopes_ptr,  # (l,)
     candidates_ptr,  # (l,) uint8
-    losses_ptr,
+    losses_ptr,  # (N,), or (N + Bl,)
     complementary_weight,
     num_sets,
     num_classes,

@@ -23,6 +23,7 @@ class Totals(NamedTuple):
 
 @triton.jit
 def sum_of_rows(losses_ptr, first, last, BLOCK_N: tl.constexpr):
+    """Σ losses_n over first ≤ n < last."""
     total = tl.zeros((BLOCK_N,), losses_ptr.dtype.element_ty)
     for start in range(first, last, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import plsp_kernels
 from plsp_kernels import SemanticLoss, native
+from plsp_kernels.step import Step
 
 STRENGTH = 0.3
 KINDS = ("full", "diagonal")
@@ -84,6 +85,24 @@ class Problem:
             **options,
         )
 
+    def step(self, with_candidates: bool = False) -> Step:
+        """The step with the pseudo-labels given and, on request, the candidate sets of the labelled batch."""
+        return Step(
+            self.labeled_logits,
+            self.weak_logits,
+            self.strong_logits,
+            self.weight,
+            self.covariance,
+            self.labels,
+            self.candidates,
+            self.pseudo_labels,
+            self.labeled_candidates if with_candidates else None,
+            self.class_thresholds,
+            *(torch.tensor(number, dtype=torch.float64) for number in (STRENGTH, 0.7)),
+            1.2,
+            True,
+        )
+
     def gradients(self, output: Tensor, names: Iterable[str] = DIFFERENTIABLE) -> dict[str, Tensor]:
         """Gradients of a scalar; zero for tensors it does not depend on."""
         names = list(names)
@@ -98,16 +117,10 @@ class Problem:
 
 
 def make_problem(
-    num_labeled: int = 3,
-    num_unlabeled: int = 5,
-    num_classes: int = 7,
-    num_features: int = 19,
-    *,
-    dtype: torch.dtype = torch.float64,
-    kind: str = "full",
-    pattern: str = "flipped",
-    seed: int = 0,
+    *shape: int, dtype: torch.dtype = torch.float64, kind: str = "full", pattern: str = "flipped", seed: int = 0
 ) -> Problem:
+    """A problem of shape (Bl, Bu, l, d); sizes that are not given are those of (3, 5, 7, 19)."""
+    num_labeled, num_unlabeled, num_classes, num_features = (*shape, *(3, 5, 7, 19)[len(shape) :])
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*size: int) -> Tensor:

@@ -1,6 +1,6 @@
-"""Count the binaries of each kernel of a step over several batch sizes, as JSON. Compiles nothing.
+"""Count the binaries of each kernel of a step and of the cross-entropy over several batch sizes, as JSON.
 
-A process of its own, because the tests decorate the kernels for the interpreter.
+Compiles nothing. A process of its own, because the tests decorate the kernels for the interpreter.
 """
 
 import json
@@ -15,7 +15,7 @@ if __name__ == "__main__":
     binaries: dict[str, set[tuple[str, ...]]] = {}
     for batch in BATCHES:
         with recording() as launches:
-            for function in (LOSS, *STATE_UPDATES):
+            for function in (LOSS, "semantic_cross_entropy", *STATE_UPDATES):
                 call(function, Shape("any", *batch, 10, 84), "float32", "triton")
         for launch in launches:
             binaries.setdefault(launch.name, set()).add(specialise(launch, "sm_80").key)

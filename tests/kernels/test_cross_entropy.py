@@ -36,7 +36,7 @@ def entropy(problem: Problem, weighted: bool, label_smoothing: float, ignore_ind
         class_weight=problem.class_thresholds if weighted else None,
         label_smoothing=label_smoothing,
         ignore_index=ignore_index,
-        **{"strength": STRENGTH, "impl": "torch"} | options,
+        **{"strength": STRENGTH, "impl": "torch", **options},
     )
 
 

@@ -1,5 +1,8 @@
 """Selection of the implementation: `auto`, explicit choices, and refusals with their reasons."""
 
+import importlib.metadata
+import importlib.util
+
 import pytest
 import torch
 
@@ -63,13 +66,34 @@ class TestAuto:
         step()
         assert served == ["torch"]
 
-    def test_auto_uses_triton_for_gpu_tensors_if_installed(self, monkeypatch):
+    def test_auto_uses_triton_for_gpu_tensors_if_it_can_serve(self, monkeypatch):
         class OnGpu:
             is_cuda = True
 
-        for installed, expected in ((True, "triton"), (False, "torch")):
-            monkeypatch.setattr(dispatch, "_HAS_TRITON", installed)
+        for refusal, expected in ((None, "triton"), ("it is too old", "torch")):
+            monkeypatch.setattr(dispatch, "_TRITON_REFUSAL", refusal)
             assert dispatch.for_rows("auto", OnGpu()) == expected
+
+    @pytest.mark.parametrize(
+        ("distribution", "version", "refusal"),
+        [
+            ("triton", "3.2.0", "needs Triton 3.5 or newer, found 3.2.0"),
+            ("pytorch-triton-rocm", "3.4.0+git1", "needs Triton 3.5 or newer, found 3.4.0+git1"),
+            ("triton", "3.5.0", None),
+            ("triton", "3.10.1", None),
+            ("of another name", "3.2.0", None),
+        ],
+    )
+    def test_triton_has_to_be_recent(self, distribution, version, refusal, monkeypatch):
+        def version_of(name):
+            if name != distribution:
+                raise importlib.metadata.PackageNotFoundError(name)
+            return version
+
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+        monkeypatch.setattr(importlib.metadata, "version", version_of)
+        found = dispatch._find_triton()
+        assert found is None if refusal is None else refusal in found
 
     def test_small_covariance_updates_use_native(self):
         statistics = plsp_kernels.SemanticCovariance(3, 512)

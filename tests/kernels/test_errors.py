@@ -9,7 +9,7 @@ import torch
 
 import plsp_kernels
 from cases import KINDS, STRENGTH, make_problem
-from plsp_kernels import CurriculumThreshold, SemanticCovariance, SemanticUpperBoundLoss
+from plsp_kernels import CurriculumThreshold, SemanticCovariance, SemanticUpperBoundLoss, dispatch
 
 L, D, BL, BU = 7, 19, 3, 5
 
@@ -213,14 +213,15 @@ def test_zero_strength_is_valid_in_any_number_type(zero):
 
 @pytest.mark.parametrize("function", [name for name in FUNCTIONS if name != "class_activation_labels"])
 def test_error_for_triton_on_cpu_suggests_the_interpreter(function, monkeypatch):
-    pytest.importorskip("triton")
+    pytest.importorskip("triton", minversion="3.5")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ValueError, match=r"impl='triton'.*cpu.*TRITON_INTERPRET=1"):
         FUNCTIONS[function][0](**(arguments_of(function) | {"impl": "triton"}))
 
 
 def test_missing_triton_is_an_error(monkeypatch):
-    monkeypatch.setattr("plsp_kernels.dispatch._HAS_TRITON", False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(dispatch, "_TRITON_REFUSAL", dispatch._find_triton())
     with pytest.raises(ValueError, match=r"impl='triton'.*not installed.*impl='auto'"):
         plsp_kernels.semantic_log_softmax(**(arguments_of("semantic_log_softmax") | {"impl": "triton"}))
 

@@ -129,24 +129,6 @@ def loss_options(problem: Problem) -> dict[str, object]:
     return {"pseudo_labels": problem.pseudo_labels, "thresholds": clear_threshold(confidence)}
 
 
-def step_of(problem: Problem, with_candidates: bool) -> Step:
-    return Step(
-        problem.labeled_logits,
-        problem.weak_logits,
-        problem.strong_logits,
-        problem.weight,
-        problem.covariance,
-        problem.labels,
-        problem.candidates,
-        problem.pseudo_labels,
-        problem.labeled_candidates if with_candidates else None,
-        problem.class_thresholds,
-        *(torch.tensor(number, dtype=torch.float64) for number in (STRENGTH, 0.7)),
-        1.2,
-        True,
-    )
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 class TestAgainstReference:
@@ -488,7 +470,7 @@ class TestInnerForms:
     @pytest.mark.parametrize("shape", CASES, ids=str)
     def test_separable_form_is_the_default(self, shape, monkeypatch):
         module = torch_impl_module("log_odds")
-        monkeypatch.setattr(module.LogOdds, "_exponents", lambda *args: pytest.fail("direct form"))
+        monkeypatch.setattr(module.RowLogOdds, "_exponents", lambda *args: pytest.fail("direct form"))
         make_problem(*shape).leaves().loss(impl="auto").total.backward()
 
     @pytest.mark.parametrize("kind", KINDS)
@@ -547,7 +529,7 @@ class TestInnerForms:
     @pytest.mark.parametrize("with_candidates", [False, True], ids=["", "labelled candidates"])
     def test_step_agrees_without_reading_values_on_the_host(self, with_candidates, kind):
         """Other devices compute all classes at once, and read λ, γ and τ themselves."""
-        step = step_of(make_problem(9, 12, 41, 5, kind=kind), with_candidates)
+        step = make_problem(9, 12, 41, 5, kind=kind).step(with_candidates)
         elsewhere = Step(*(value.as_subclass(Elsewhere) if isinstance(value, Tensor) else value for value in step))
         for upstream in (None, torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)):
             found = torch_impl.upper_bound(elsewhere, upstream, True, True)._asdict()
@@ -577,7 +559,7 @@ class TestInnerForms:
     @pytest.mark.parametrize("kind", KINDS)
     def test_step_runs_on_tensors_without_memory(self, kind):
         """Reading a value on the host raises there."""
-        step = step_of(make_problem(9, 12, 41, 5, kind=kind, dtype=torch.float32), with_candidates=True)
+        step = make_problem(9, 12, 41, 5, kind=kind, dtype=torch.float32).step(with_candidates=True)
         on_device = Step(*(value.to("meta") if isinstance(value, Tensor) else value for value in step))
         found = torch_impl.upper_bound(on_device, None, True, True)
         for value, expected in zip(found, torch_impl.upper_bound(step, None, True, True), strict=True):
@@ -587,7 +569,7 @@ class TestInnerForms:
     @pytest.mark.parametrize("value", [-1, 41, 2**40])
     def test_classes_out_of_range_are_not_read(self, value, name):
         """They are an error on a CPU; on other devices, where they cannot be checked, they make the loss NaN."""
-        step = step_of(make_problem(9, 12, 41, 5), with_candidates=False)
+        step = make_problem(9, 12, 41, 5).step()
         getattr(step, name)[3] = value
         with pytest.raises(IndexError, match=rf"^{name} must lie in \[0, 41\)"):
             torch_impl.upper_bound(step, None, True, True)
@@ -628,8 +610,8 @@ class TestInnerForms:
     def test_large_strength_uses_the_direct_form(self, monkeypatch):
         module = torch_impl_module("log_odds")
         calls = []
-        original = module.LogOdds._exponents
-        monkeypatch.setattr(module.LogOdds, "_exponents", lambda *args: calls.append(1) or original(*args))
+        original = module.RowLogOdds._exponents
+        monkeypatch.setattr(module.RowLogOdds, "_exponents", lambda *args: calls.append(1) or original(*args))
         problem = make_problem(3, 9, 7, 19, dtype=torch.float32).leaves()
         with closed_form("operators"):
             problem.loss(impl="auto", strength=200.0).total.backward()
@@ -791,7 +773,7 @@ class TestImplementations:
     @pytest.mark.parametrize("kind", KINDS)
     def test_triton_agrees(self, kind):
         """One tiny case, on a GPU or in the interpreter; test_triton.py tests the kernels."""
-        pytest.importorskip("triton")
+        pytest.importorskip("triton", minversion="3.5")
         pytest.importorskip("plsp_kernels.triton_impl", exc_type=ImportError)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         problem = make_problem(2, 3, 5, 4, kind=kind, dtype=torch.float32)

@@ -22,7 +22,7 @@ def _loss(problem, **changes):
 
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
 @pytest.mark.parametrize("impl", ["auto", "torch", "reference"])
-def test_class_numbers_of_any_width_are_taken(dtype, impl):
+def test_class_numbers_of_any_width_are_accepted(dtype, impl):
     problem = make_problem()
     labels, pseudo_labels = problem.labels.to(dtype), problem.pseudo_labels.to(dtype)
     found = _loss(problem, labels=labels, pseudo_labels=pseudo_labels, impl=impl)
@@ -36,7 +36,7 @@ def test_class_numbers_of_any_width_are_taken(dtype, impl):
 
 
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
-def test_states_take_integers_of_any_width(dtype):
+def test_state_updates_accept_integers_of_any_width(dtype):
     states = [SemanticCovariance(3, 2) for _ in range(2)]
     curricula = [CurriculumThreshold(5, 3) for _ in range(2)]
     features, labels, index = torch.randn(4, 2), torch.tensor([0, 2, 2, 1]), torch.tensor([4, 0, 1, 2])
@@ -48,7 +48,7 @@ def test_states_take_integers_of_any_width(dtype):
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64, np.float16, np.int64], ids=lambda kind: kind.__name__)
-def test_numbers_of_numpy_are_taken(kind):
+def test_numpy_numbers_are_accepted(kind):
     problem = make_problem()
     names = ("strength", "ss_weight", "thresholds", "beta")
     found, expected = (_loss(problem, **dict.fromkeys(names, value)) for value in (kind(1), 1.0))
@@ -83,7 +83,7 @@ def test_thresholds_may_be_a_sequence(form):
         (lambda sigma: sigma * torch.nan, "finite"),
     ],
 )
-def test_an_impossible_covariance_is_named_under_value_checks(change, message, monkeypatch):
+def test_value_checks_name_an_invalid_covariance(change, message, monkeypatch):
     problem = make_problem()
     wrong = change(problem.covariance)
     monkeypatch.setattr(checks, "_CHECK_VALUES", True)
@@ -103,7 +103,7 @@ def test_a_running_covariance_passes_the_value_checks(monkeypatch):
 
 
 @pytest.mark.parametrize("impl", ["auto", "torch"])
-def test_function_transforms_are_refused_with_the_way_out(impl):
+def test_function_transforms_are_refused_with_an_alternative(impl):
     problem = make_problem()
     samples = problem.covariance, problem.labels
 

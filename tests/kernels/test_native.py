@@ -17,26 +17,10 @@ VERSIONS = FORMS[1:]
 NAMES = StepResult._fields
 
 
-def make_step(num_labeled=6, num_unlabeled=9, num_classes=7, num_features=5, *, kind="full", again=False, **changes):
-    """A step in float32."""
-    problem = make_problem(num_labeled, num_unlabeled, num_classes, num_features, kind=kind, dtype=torch.float32)
-    step = Step(
-        problem.labeled_logits,
-        problem.weak_logits,
-        problem.strong_logits,
-        problem.weight,
-        problem.covariance,
-        problem.labels,
-        problem.candidates,
-        problem.pseudo_labels,
-        problem.labeled_candidates if again else None,
-        problem.class_thresholds,
-        number(0.3),
-        number(0.7),
-        1.2,
-        True,
-    )
-    return step._replace(**changes)
+def make_step(*shape, kind="full", again=False, **changes):
+    """A step in float32 of shape (Bl, Bu, l, d); sizes that are not given are those of (6, 9, 7, 5)."""
+    shape = (*shape, *(6, 9, 7, 5)[len(shape) :])
+    return make_problem(*shape, kind=kind, dtype=torch.float32).step(again)._replace(**changes)
 
 
 def number(value):

@@ -95,6 +95,10 @@ OPERATORS = (
 )
 
 
+NATIVE = ("class_activation_labels", "covariance_update", "cross_entropy", "upper_bound")
+NATIVE_OPERATORS = [(name, "native") for name in NATIVE] if native.VERSIONS else []
+
+
 @pytest.mark.parametrize("empty", [False, True], ids=["", "no samples"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", OPERATORS)
@@ -108,6 +112,42 @@ def test_every_operator_has_an_opcheck():
         name.split("::")[1].split(".")[0] for name in torch._C._dispatch_get_all_op_names() if "plsp::" in name
     }
     assert registered == set(OPERATORS)
+
+
+# --- wrong tensors -------------------------------------------------------------------------------------------------
+
+DAMAGES = {
+    "dtype": lambda tensor: tensor.to(torch.int32),
+    "dimension": lambda tensor: tensor[None],
+    "size": lambda tensor: tensor[..., :-1],
+}
+# Another number of slots, instances or classes, and a confidence of any dtype.
+STILL_VALID = {
+    ("class_gram", "classes", "size"),
+    ("curriculum_update", "assigned", "size"),
+    ("curriculum_update", "confidence", "dtype"),
+    ("curriculum_thresholds", "counts", "size"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("name", "impl"), [*((name, "triton") for name in OPERATORS), *NATIVE_OPERATORS])
+def test_wrong_tensors_are_refused_before_their_memory_is_read(name, impl, kind, damage):
+    if impl == "triton":
+        pytest.importorskip("triton", minversion="3.5")
+    operator = getattr(torch.ops.plsp, name).default
+    *arguments, _ = operator_inputs(name, kind, False, torch.float32)[0]
+    for position, (argument, value) in enumerate(zip(operator._schema.arguments, arguments, strict=False)):
+        # C is given numbers, not addresses, in place of 0-d tensors.
+        if not isinstance(value, torch.Tensor) or (value.dim() == 0 and (damage == "size" or impl == "native")):
+            continue
+        if (name, argument.name, damage) not in STILL_VALID:
+            wrong = [*arguments[:position], DAMAGES[damage](value), *arguments[position + 1 :]]
+            with pytest.raises(
+                (ValueError, TypeError, IndexError), match="must (be|have)" if impl == "triton" else None
+            ):
+                operator(*wrong, impl)
 
 
 # --- torch.compile -------------------------------------------------------------------------------------------------

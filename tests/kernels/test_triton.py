@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-triton = pytest.importorskip("triton")
+triton = pytest.importorskip("triton", minversion="3.5")
 import triton.language as tl  # noqa: E402
 from triton_cases import (  # noqa: E402
     DEVICE,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", minversion="3.5")
 
 from triton_cases import (
     DEVICE,
@@ -95,6 +95,13 @@ def test_results_are_as_accurate_as_plain_float32(kind: str, dtype: torch.dtype)
     truth = torch_impl.cross_entropy(exact, upstream_of(exact), True, True)
     for found in zip(results, rival, truth, strict=True):
         assert_as_accurate(*found)
+
+
+def test_half_precision_weight_and_covariance_are_exact_with_logits_in_float64() -> None:
+    exact = make_batch(5, 19, 33)
+    mixed = exact._replace(weight=exact.weight.bfloat16(), covariance=exact.covariance.half())
+    found, expected = (triton_impl.cross_entropy(batch, upstream_of(batch), True, True) for batch in (mixed, exact))
+    assert_same(found, expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)

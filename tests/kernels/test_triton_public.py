@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", minversion="3.5")
 
 from triton_cases import DEVICE, LOW_DTYPES, MARKS
 
@@ -108,6 +108,9 @@ def test_opcheck_passes() -> None:
     views = problem.labeled_logits, problem.weak_logits.half(), problem.strong_logits
     step = *views, problem.weight, problem.covariance, problem.labels, problem.candidates
     upstream = torch.tensor([0.5, 0.0, 2.0], device=DEVICE)
+    statistics = problem.covariance, torch.zeros_like(problem.weight), *torch.zeros(2, 3, dtype=int, device=DEVICE)
+    counts = torch.tensor([0, 0, 0, 9], device=DEVICE)
+    unlabeled = torch.arange(3, device=DEVICE), problem.pseudo_labels, problem.weak_logits[:, 0]
     calls = {
         "class_activation_labels": (problem.weak_logits, problem.candidates),
         "class_gram": (problem.weight, problem.covariance, problem.labels, True),
@@ -115,6 +118,9 @@ def test_opcheck_passes() -> None:
         "log_odds": rows,
         "log_odds_backward": (*rows, log_odds, log_odds, True, True),
         "cross_entropy": (*labeled, problem.class_thresholds, numbers[0], 0.1, -100, "mean", None, True, True),
+        "covariance_update": (*statistics, problem.weight[:2], problem.labels),
+        "curriculum_thresholds": (counts, 0.7, True),
+        "curriculum_update": (counts.new_full((9,), 3), counts, *unlabeled, problem.candidates, 0.5),
         "probit_probabilities": (*rows, 1.2),
         "upper_bound": (*step, None, None, problem.class_thresholds, *numbers, 1.2, True, upstream, True, True),
     }

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", minversion="3.5")
 
 from triton.runtime import interpreter
 from triton_cases import DEVICE, MARKS, guarded, scattered
@@ -98,7 +98,7 @@ def test_strided_statistics_are_an_error() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("count", [4, 9], ids=["fewer samples than classes", "more samples than classes"])
-def test_labels_that_are_no_class_are_ignored(kind: str, count: int) -> None:
+def test_labels_out_of_range_are_ignored(kind: str, count: int) -> None:
     features, labels = batch(5, 9, count)
     outside = torch.tensor([-1, 5, 2**40, -(2**40)], device=DEVICE)
     found = [guarded(tensor) for tensor in statistics(5, 9, kind)]
@@ -302,6 +302,17 @@ def test_entries_outside_the_state_are_ignored(outside: int) -> None:
     index[0], prediction[1] = 20, 6  # one past the end
     triton_impl.curriculum_update(CurriculumBatch(*found, index, prediction, confidence, candidates, threshold))
     assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("outside", [-1, 7, 2**40])
+def test_a_damaged_assignment_is_not_subtracted_from_any_count(outside: int) -> None:
+    assigned, counts = (guarded(tensor) for tensor in curriculum_state())
+    assigned[3], before = outside, counts.clone()
+    one = torch.tensor([3], device=DEVICE)
+    triton_impl.curriculum_update(CurriculumBatch(assigned, counts, one, one + 1, torch.ones_like(one) > 0, None, 1.0))
+    before[4] += 1
+    assert assigned[3] == 4
+    assert torch.equal(counts, before)
 
 
 @pytest.mark.parametrize("convex", [False, True], ids=["linear", "convex"])

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", minversion="3.5")
 
 from triton_cases import (
     DEVICE,

@@ -77,7 +77,7 @@ def test_subnormals_are_flushed_with_ftz_only() -> None:
 
 
 @pytest.mark.parametrize("type_", ["f32", "f64"])
-def test_minimum_and_maximum_ignore_nan_unless_told(type_: str) -> None:
+def test_minimum_and_maximum_ignore_nan_by_default(type_: str) -> None:
     a, b = pairs(SPECIAL, TYPES[type_])
 
     def least(x: float, y: float) -> float:
@@ -138,7 +138,7 @@ APPROXIMATIONS = {
 
 
 @pytest.mark.parametrize("opcode", APPROXIMATIONS)
-def test_approximations_are_rounded_once_or_err_as_far_as_documented(opcode: str) -> None:
+def test_approximations_stay_within_their_documented_error(opcode: str) -> None:
     function, error, points = APPROXIMATIONS[opcode]
     points = points.astype(np.float32)
     truth = function(points.astype(np.float64))
