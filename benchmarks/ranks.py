@@ -45,7 +45,7 @@ def images_per_second(ranks: int, epochs: int, data_root: str) -> float:
     with tempfile.TemporaryDirectory() as folder:
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
         settings = ["--dataset", "fmnist", "--data-root", data_root, "--device", "cpu", "--out", f"{folder}/run"]
-        length = ["--pretrain-epochs", "0", "--epochs", str(epochs), "--iterations", "40"]
+        length = ["--pretrain-epochs", "0", "--epochs", str(epochs)]
         subprocess.run(
             [sys.executable, *launcher, "-m", "plsp_train", *settings, *length],
             env={**os.environ, "OMP_NUM_THREADS": "1"},

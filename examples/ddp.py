@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import digits
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # imported once a process group exists, it keeps the group and its threads to the very end
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel

@@ -6,7 +6,11 @@ most of its instances have kept their label in two epochs in a row.
 
 A group of wrong labels leaves a trace in the candidate sets, which hold the true label. If a share f of the instances
 labelled i belongs to class j, then j is a candidate of a share f + (1 - f) q of them, where q is the share that has it
-by chance. When instances of j move to label i, this share grows, and f follows from its growth.
+by chance. When instances of j move to label i, this share grows, and f follows from its growth. q is the smallest share
+seen, but not less than the share of all instances of other classes that have j as a candidate.
+
+A class can also be lost before it was ever watched. The candidate sets tell about how many instances it should have: as
+many as would have it if every instance chose among its candidates at random.
 """
 
 from collections.abc import Iterator
@@ -22,6 +26,7 @@ UNSETTLED = 0.5  # share below which labels no longer agree between epochs
 MOVED = 0.2  # share of a labelled set that gets another label within an epoch
 SHRUNK = 0.5  # size of a labelled set relative to its largest
 FOREIGN = 0.2  # share of a class that has come from another one
+MISSING = 0.1  # size of a class relative to the one that a random choice among the candidates would give it
 CHANCE = 4.0  # standard deviations by which an estimate of that share may differ from zero by chance
 FEW = 10  # instances whose shares say little
 _ROWS = 4096  # candidate sets that are added up at a time
@@ -38,6 +43,10 @@ class ClassWatch:
         self.settled = torch.zeros_like(self.calm)
         # (l, l): of the instances labelled i, the smallest share in a watched epoch that had j as a candidate.
         self.lowest = torch.ones(num_classes, num_classes, device=device)
+        self.expected = candidates.sizes_by_chance()
+        # (l,): of the instances of other classes, the share that has this class as a candidate.
+        others = len(candidates) - self.expected
+        self.common = ((candidates.frequencies() - self.expected) / others).clamp_min(0)
 
     def observe(self, before: Tensor, labels: Tensor, labeled: Tensor | None) -> dict[str, list[Any]]:
         """Metrics of an epoch: its labels (n,) against those of the epoch before, and its labelled set.
@@ -56,6 +65,7 @@ class ClassWatch:
             "label_agreement_per_class": _rounded(agreement),
             "rival_per_class": rivals.tolist(),
             "rival_share_per_class": _rounded(foreign),
+            "relative_size_per_class": _rounded(self._relative_sizes(labels)),
         }
         if former is not None:
             metrics["labeled_moved_per_class"] = _rounded(_shares(before[former], ~kept[former], num_classes))
@@ -71,13 +81,19 @@ class ClassWatch:
         share = together / count  # NaN for a class without instances, which no comparison below finds large
         is_watched = self.settled[:, None] & (count > 0)
         self.lowest = torch.where(is_watched, torch.minimum(self.lowest, share), self.lowest)
+        # While few instances have label i unless nothing else is possible, few of them have j as a candidate.
+        usual = torch.maximum(self.lowest, self.common)
         # With two more instances on either side, a share that happens to be 0 or 1 has a deviation, too.
-        chance = (self.lowest * count + 2) / (count + 4)
+        chance = (usual * count + 2) / (count + 4)
         deviation = (chance * (1 - chance) / count).sqrt()
-        growth = share - self.lowest
-        foreign = torch.where(is_watched & (growth > CHANCE * deviation), growth / (1 - self.lowest), 0)
+        growth = share - usual
+        foreign = torch.where(is_watched & (growth > CHANCE * deviation), growth / (1 - usual), 0)
         most, rivals = foreign.fill_diagonal_(0).max(1)
         return rivals, most
+
+    def _relative_sizes(self, labels: Tensor) -> Tensor:
+        count = labels[labels >= 0].bincount(minlength=len(self.expected))
+        return (count / self.expected).where(self.expected >= FEW, torch.nan)
 
     def state_dict(self) -> dict[str, Any]:
         return {"labeled": self.labeled, "calm": self.calm, "settled": self.settled, "lowest": self.lowest}
@@ -97,15 +113,18 @@ def alarms_of(history: list[dict[str, Any]], class_names: tuple[str, ...]) -> li
     alarms: dict[tuple[str, int], Alarm] = {}
     calm: set[int] = set()
     settled: set[int] = set()
+    is_calm = all_settled = False
     largest = [0] * len(class_names)
     for metrics in history:
+        was_calm, is_calm = is_calm, metrics.get("label_agreement", 0) >= SETTLED
+        all_settled |= was_calm and is_calm
         for kind, index, sign in _signs(metrics, largest, class_names):
-            if index in settled:
+            if index in settled or (kind == "missing" and all_settled):
                 sentence = f"epoch {metrics['epoch']}, class {class_names[index]}: {sign}"
                 alarms.setdefault((kind, index), Alarm(metrics["epoch"], sentence))
         agreement = metrics.get("label_agreement_per_class", [])
-        was_calm, calm = calm, {i for i, share in enumerate(agreement) if share is not None and share >= SETTLED}
-        settled |= was_calm & calm
+        were_calm, calm = calm, {i for i, share in enumerate(agreement) if share is not None and share >= SETTLED}
+        settled |= were_calm & calm
         largest = list(map(max, largest, metrics.get("labeled_per_class", largest)))
     return list(alarms.values())
 
@@ -125,6 +144,10 @@ def _signs(metrics: dict[str, Any], largest: list[int], class_names: tuple[str, 
         if share > FOREIGN:
             rival = class_names[metrics["rival_per_class"][index]]
             yield "overlap", index, f"about {share:.0%} of its instances seem to belong to {rival}"
+    for index, size in enumerate(metrics.get("relative_size_per_class", [])):
+        if size is not None and size < MISSING:
+            sign = f"it has {size:.1%} of the instances that a random choice among candidates would give it"
+            yield "missing", index, sign
 
 
 def _shares(classes: Tensor, chosen: Tensor, num_classes: int) -> Tensor:

@@ -6,11 +6,10 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
-from plsp_train.checkpoint import has_checkpoint
-from plsp_train.command import explain_import
-from plsp_train.config import FREE_ON_RESUME, Config, build_config, import_plugins, read_config_file
+from plsp_train.command import Parser, explain_import
+from plsp_train.config import FREE_ON_RESUME, Config, build_config, check_names, import_plugins, read_config_file
 from plsp_train.data import DATASETS, Source
 from plsp_train.determinism import deterministic_algorithms
 from plsp_train.distributed import (
@@ -27,7 +26,7 @@ from plsp_train.files import locked, write_atomically
 from plsp_train.methods import METHODS
 from plsp_train.preparation import load_source, unused_data_settings
 from plsp_train.rules import PRESETS
-from plsp_train.runs import ambiguity_of, dataset_name, differences, read_config, settings_that_matter
+from plsp_train.runs import ambiguity_of, dataset_name, differences, holds_run, read_config, settings_that_matter
 from plsp_train.training import train, train_folds
 
 _GROUPS = {
@@ -39,7 +38,7 @@ _GROUPS = {
 }
 _EPILOG = """examples:
   python -m plsp_train                                      digits, seconds on a CPU
-  python -m plsp_train --dataset images.npz                 data of your own: .npz, .mat, .csv, .parquet
+  python -m plsp_train --dataset images.npz                 your own data: .npz, .mat, .csv, .parquet
   python -m plsp_train --dataset photos/                    a folder of images with labels.csv
   python -m plsp_train --dataset lost.mat --folds 10 --select model,normalise
   python -m plsp_train --dataset fmnist --flip-probability 0.7 --epochs 40
@@ -50,11 +49,10 @@ _EPILOG = """examples:
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """One line instead of the usage of a hundred options, printed once however many ranks meet it."""
-        print_error(f"plsp_train: error: {message}; --help lists the options")
-        sys.exit(2)
+class _Parser(Parser):
+    def tell(self, text: str) -> None:
+        """Once, however many ranks meet the error."""
+        print_error(text)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -137,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _warn_of_unused(given: dict[str, Any], config: Config, source: Source) -> None:
     """Name every setting that was changed and does not matter to this run."""
     defaults = build_config({"dataset": config.dataset, "method": config.method}, source).to_json()
-    unused = given.keys() - settings_that_matter(config).keys() - set(FREE_ON_RESUME)
+    unused = given.keys() - settings_that_matter(config).keys() - {*FREE_ON_RESUME, "candidates"}
     unused |= given.keys() & unused_data_settings(config, source)
     for name in sorted(name for name in unused if given[name] != defaults[name]):
         flag, drawn = name.replace("_", "-"), str(ambiguity_of(config)) or "own candidate sets"
@@ -154,7 +152,7 @@ def _run(config: Config, source: Source, given: dict[str, Any], resume: bool, pr
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
         is_restart = not resume and _is_restart(out)
-        if not resume and not is_restart and _holds_run(out):
+        if not resume and not is_restart and holds_run(out):
             raise ValueError(f"{out} already holds a run: add --resume to continue it, or choose another --out")
         return _train(config, source, given, _Start(out, resume, profile, is_restart))
 
@@ -176,13 +174,14 @@ def _train(config: Config, source: Source, given: dict[str, Any], start: _Start)
 
 def _resumed_settings(given: dict[str, Any]) -> dict[str, Any]:
     """The settings of the run in --out, which the given ones must not contradict."""
+    check_names(given)
     import_plugins(given)
     out = given.get("out")
     if not out:
         raise ValueError("--resume needs --out, the directory of the run to continue")
     if not Path(out).is_dir():
         raise ValueError(f"{out} holds no run to resume: there is no such directory")
-    if not _holds_run(Path(out)):
+    if not holds_run(Path(out)):
         raise ValueError(f"{out} has no checkpoint yet: run the same command again without --resume")
     stored = read_config(Path(out)).to_json()
     changed = differences(stored, given, [name for name in given if name in stored and name not in FREE_ON_RESUME])
@@ -191,15 +190,11 @@ def _resumed_settings(given: dict[str, Any]) -> dict[str, Any]:
     return stored | given
 
 
-def _holds_run(out: Path) -> bool:
-    return has_checkpoint(out) or (out / "fold1").exists()
-
-
 def _is_restart(out: Path) -> bool:
     """Whether an earlier attempt of this launch of torchrun has written a checkpoint here. The first leaves a note."""
     launch, note = launch_id(), out / ".launch"
-    is_restart = bool(launch) and _holds_run(out) and note.exists() and note.read_text(encoding="utf-8") == launch
-    if launch and not _holds_run(out):
+    is_restart = bool(launch) and holds_run(out) and note.exists() and note.read_text(encoding="utf-8") == launch
+    if launch and not holds_run(out):
         write_atomically(note, launch.encode())
     return is_restart
 

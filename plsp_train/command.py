@@ -1,6 +1,9 @@
-"""Entry point shared by the commands of this package."""
+"""Entry point and parser shared by the commands of this package."""
 
+import argparse
 import importlib
+import io
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -13,8 +16,20 @@ _TRAINER_MODULES = ("matplotlib", "PIL", "scipy", "sklearn", "torchvision", "tqd
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "bad_alloc")
 
 
+class Parser(argparse.ArgumentParser):
+    """Its errors are one line instead of the usage of all options."""
+
+    def error(self, message: str) -> NoReturn:
+        self.tell(f"{self.prog.removeprefix('python -m ')}: error: {message}; --help lists the options")
+        sys.exit(2)
+
+    def tell(self, text: str) -> None:
+        print(text, file=sys.stderr)
+
+
 def run_command(name: str, module: str) -> NoReturn:
     """Run the module's main() and exit with its code."""
+    _prepare_output()
     try:
         with _interrupt_ends_process():
             main = importlib.import_module(module).main
@@ -33,6 +48,16 @@ def run_command(name: str, module: str) -> NoReturn:
             file=sys.stderr,
         )
         sys.exit(1)
+
+
+def _prepare_output() -> None:
+    """Let no text fail to print: not where the encoding lacks a character, nor without a standard output."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed, as some daemons start their programs
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for as long as the process runs
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Every setting of a run, its default, and where defaults come from.
 
-A default stands in `Config`. For a benchmark set `PRESETS`, the paper's table, overrides it; for data of one's own the
-rules of `rules.py` do, from their size and kind; then `defaults` of a method. The command line and configuration files
-are derived from the fields below.
+Defaults are in `Config`. For a benchmark set `PRESETS`, the paper's table, overrides them; for user data the rules of
+`rules.py` do, from their size and kind; then `defaults` of a method. The command line and configuration files are
+derived from the fields below.
 """
 
 import dataclasses
@@ -62,7 +62,7 @@ class Config:
     )
     image_size: int = _setting(0, "data", "side to which a folder's images are resized; 0: chosen from their sizes")
     normalise: str = _setting("feature", "data", "scale vectors by feature, by one scale, or not", NORMALISATIONS)
-    horizontal_flip: bool = _setting(True, "data", "mirror images of your own at random when augmenting")
+    horizontal_flip: bool = _setting(True, "data", "mirror your own images at random when augmenting")
     test_fraction: float = _setting(0.0, "data", "fraction of the instances to test on; needs true labels")
     folds: int = _setting(0, "data", "number of folds of a cross-validation; 0: none")
     fold: int = _setting(0, "data", "train a single fold, from 1; 0: all of them")
@@ -86,7 +86,7 @@ class Config:
     lws_surrogate: str = _setting(
         "cross-entropy",
         "lws",
-        "loss of a label; sigmoid needs a network with batch normalisation",
+        "loss of each label; sigmoid needs a network with batch normalisation",
         tuple(LWS_SURROGATES),
     )
     lws_leverage: float = _setting(1.0, "lws", "β, weight of the labels outside the candidate set")
@@ -98,14 +98,16 @@ class Config:
     beta: float = _setting(math.pi**2 / 8, "plsp", "β, scale of the probit")
     semantic: bool = _setting(True, "plsp", "semantic transformation; --no-semantic is the ablation 'w/o ST'")
     covariance: str = _setting("full", "plsp", "class covariances", ("full", "diagonal"))
+    blend_likelihood: bool = _setting(
+        False, "plsp", "blend the pre-training loss, from epoch to epoch, into the likelihood of the candidate sets"
+    )
     schedule: str = _setting("step", "plsp", "learning rate: the paper's steps, or a cosine to zero", SCHEDULES)
     average_epochs: float = _setting(
-        0.0, "plsp", "epochs that a moving average of the weights spans, which scores, selects and is tested; 0: none"
+        0.0, "plsp", "length in epochs of a moving average of the weights, used to score, select and test; 0: none"
     )
-    selection_memory: float = _setting(
-        0.0, "plsp", "share that selection keeps of an instance's previous activation value, in [0, 1]"
+    align_sizes: bool = _setting(
+        False, "plsp", "select instances as if classes were predicted as often as the candidate sets lead one to expect"
     )
-    ss_ramp: float = _setting(1.0, "plsp", "share of the epochs in which γ rises to its maximum")
     bound_ss_weight: bool = _setting(
         False, "plsp", "keep γ so small that wrong labels cannot sustain themselves, given the ambiguity of the data"
     )
@@ -117,6 +119,7 @@ class Config:
     labeled_batch: int = _setting(64, "plsp", "B_l, labelled instances per iteration")
     unlabeled_batch: int = _setting(256, "plsp", "B_u, unlabelled instances per iteration")
     batch_size: int = _setting(256, "training", "batch size of the methods without pre-training")
+    augment_weak: bool = _setting(True, "training", "augment weak views; otherwise they are the instances as they are")
     lr: float = _setting(0.1, "training", "initial learning rate")
     weight_decay: float = _setting(1e-4, "training", "weight decay")
     seed: int = _setting(0, "training", "seed of candidate sets, initial weights, batches and augmentation")
@@ -130,7 +133,7 @@ class Config:
     tensorboard: bool = _setting(False, "execution", "also write TensorBoard logs")
     workers: int = _setting(0, "execution", "processes that decode or read a folder's images; 0: one per core")
     plugin: str = _setting(
-        "", "execution", "modules to import first, separated by commas: they register names of yours"
+        "", "execution", "modules to import first, separated by commas, which register your own names"
     )
 
     def __post_init__(self) -> None:
@@ -154,9 +157,10 @@ FREE_ON_RESUME = (
 )
 
 _POSITIVE = ("iterations", "batch_size", "pretrain_batch", "labeled_batch", "unlabeled_batch", "lr", "beta")
-_UNIT = ("flip_probability", "noise_rate", "threshold", "cavl_warm_up", "selection_memory", "ss_ramp")
-# torch.Generator takes 64 bits, and a run derives further seeds from its own.
-_MAX_SEED = 2**63 - 1
+_UNIT = ("flip_probability", "noise_rate", "threshold", "cavl_warm_up")
+# torch.Generator takes 64 bits, and a run derives further seeds from its own. All workers are started at once.
+_LARGEST = {"seed": 2**63 - 1, "split_seed": 2**63 - 1, "workers": 1024}
+_LARGEST_COUNT = 2**31 - 1
 
 
 def _check(setting: "dataclasses.Field[Any]", value: Any) -> None:
@@ -176,48 +180,52 @@ def _check(setting: "dataclasses.Field[Any]", value: Any) -> None:
             raise ValueError(f"{name} must lie in [0, 1], got {value}")
         if name in ("validation_fraction", "test_fraction") and value >= 1:
             raise ValueError(f"{name} must lie in [0, 1), got {value}")
-        if name in ("seed", "split_seed") and value > _MAX_SEED:
-            raise ValueError(f"{name} must be below 2^63, got {value}")
+        largest = _LARGEST.get(name, _LARGEST_COUNT)
+        if kind is int and value > largest:
+            raise ValueError(f"{name} must be at most {largest}, got {value}")
 
 
 def build_config(given: dict[str, Any], source: Source | None = None) -> Config:
     """Defaults, overridden by those of the data and the method, overridden by the given settings.
 
-    The source is that of data of one's own, whose defaults depend on their size and kind.
+    The source is that of user data, whose defaults depend on their size and kind.
     """
     names = {setting.name for setting in dataclasses.fields(Config)}
     unknown = sorted(set(given) - names)
     if unknown:
         raise ValueError(f"unknown setting {unknown[0]!r}: choose from {', '.join(sorted(names))}")
-    _check_names(given)
+    check_names(given)
     import_plugins(given)
     preset = preset_for(given.get("dataset", Config.dataset), source)
     if given.get("folds"):  # every instance is in a fold: nothing else needs to be held out
         preset = {name: value for name, value in preset.items() if name not in ("test_fraction", "validation_fraction")}
     method = METHODS[given.get("method", Config.method)]
-    config = Config(**{**preset, **method.defaults, **_recipe_defaults(method, given.get("recipe")), **given})
+    if preset.get("recipe") not in method.recipes:
+        preset = {name: value for name, value in preset.items() if name != "recipe"}
+    recipe = given.get("recipe", preset.get("recipe"))
+    config = Config(**{**preset, **_defaults_of(method, recipe), **given})
     if config.candidates not in (OWN_CANDIDATES, *BUILT_IN_GENERATORS):
         GENERATORS[config.candidates]  # raises for unknown names
     find_builder(config.model)
     return config
 
 
-def _recipe_defaults(method: type[Method], recipe: Any) -> dict[str, Any]:
+def _defaults_of(method: type[Method], recipe: Any) -> dict[str, Any]:
     """Every method can follow the paper or the released code in its data; other recipes belong to some method."""
     if recipe in METHOD_RECIPES and recipe not in method.recipes:
         raise ValueError(f"method {method.name} has no recipe {recipe!r}: choose {' or '.join(RECIPES)}")
-    return method.recipes[recipe] if recipe in METHOD_RECIPES else {}
+    return method.recipes[recipe] if recipe in METHOD_RECIPES else method.defaults
 
 
-def _check_names(given: dict[str, Any]) -> None:
+def check_names(given: dict[str, Any]) -> None:
     """What is looked up before `Config` checks all types."""
-    for name in ("dataset", "method", "plugin"):
+    for name in ("dataset", "method", "plugin", "out"):
         if not isinstance(given.get(name, ""), str):
             raise ValueError(f"{name} must be str, got {given[name]!r}")
 
 
 # What runs did that were stored before these settings existed.
-_FORMER_BEHAVIOUR = {"lws_surrogate": "sigmoid", "cavl_warm_up": 0.0}
+_FORMER_BEHAVIOUR = {"lws_surrogate": "sigmoid", "cavl_warm_up": 0.0, "augment_weak": True}
 
 
 def stored_config(stored: dict[str, Any]) -> Config:
@@ -226,7 +234,7 @@ def stored_config(stored: dict[str, Any]) -> Config:
     unknown = sorted(set(stored) - names)
     if unknown:
         raise ValueError(f"unknown setting {unknown[0]!r}")
-    _check_names(stored)
+    check_names(stored)
     return Config(**{**preset_for(stored.get("dataset", Config.dataset), None), **_FORMER_BEHAVIOUR, **stored})
 
 
@@ -257,7 +265,11 @@ def current_settings(stored: dict[str, Any]) -> dict[str, Any]:
     """Settings from a file of any version.
 
     pretrain_batch used to be the batch size of every method, and the generator was ignored for real partial-label data.
+    Some settings are gone: how fast γ rises, two forms of pre-training, and a selection that remembers.
     """
+    # With the values that now hold for every run.
+    gone = {"ss_ramp": 1.0, "pretrain_loss": "mean", "likelihood_share": 0.0, "selection_memory": 0.0}
+    stored = {name: value for name, value in stored.items() if name not in gone or value != gone[name]}
     if "pretrain_batch" in stored and "batch_size" not in stored:
         stored = {**stored, "batch_size": stored["pretrain_batch"]}
     if stored.get("dataset") in REAL_PARTIAL_LABEL_SETS:

@@ -59,7 +59,10 @@ class Reporter:
         self._writer: Any = None
 
     def line(self, text: str) -> None:
-        print(text, file=self.stream, flush=True)
+        try:
+            print(text, file=self.stream, flush=True)
+        except OSError as error:  # a closed pipe, a full disk; the error does not say what was written to
+            raise OSError(error.errno, error.strerror, "standard output") from None
 
     @contextmanager
     def progress(self, stage: str, epoch: int, num_epochs: int, num_steps: int, done: int) -> Iterator[Progress]:

@@ -11,6 +11,7 @@ left to DistributedDataParallel.
 Without torchrun, or with one rank, there is no process group and every function here is the identity.
 """
 
+import importlib
 import os
 import re
 import socket
@@ -49,12 +50,12 @@ def pick_device(name: str) -> torch.device:
     """The device of this name; auto: a GPU if there is one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"device must be auto, cpu, cuda or cuda:i, got {name!r}") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {name} is not available: torch finds no GPU; use --device cpu")
+    if not re.fullmatch(r"cpu|cuda(:\d{1,2})?", name):
+        raise ValueError(f"device must be auto, cpu, cuda or cuda:i, got {name!r}")
+    device = torch.device(name)
+    num_gpus = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= num_gpus:
+        raise ValueError(f"device {name} is not available: torch finds {num_gpus} GPUs; use --device cpu")
     return own_device(device)
 
 
@@ -80,6 +81,9 @@ def process_group(device: torch.device) -> Iterator[None]:
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    # torch imports this module on demand, and its default arguments then keep the group. gloo's threads would outlive
+    # destroy_process_group and abort the process if one of them frees a tensor while the interpreter shuts down.
+    importlib.import_module("torch.distributed.nn")
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(
         backend, store=_store(), rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"])
@@ -87,8 +91,10 @@ def process_group(device: torch.device) -> Iterator[None]:
     try:
         yield
         # The first rank to exit makes torchrun stop the others: wait until rank 0 has written everything. After an
-        # exception no rank waits, which is how it stops all of them.
-        agree(0)
+        # exception no rank waits, which is how it stops all of them. The tensor outlives the group: in PyTorch 2.6 the
+        # group's destructor holds the GIL while it joins a thread, which needs the GIL to free the last tensor it sent.
+        last = torch.zeros(1)
+        dist.all_reduce(last)
     except RuntimeError as error:
         if not _is_communication_error(error):
             raise

@@ -4,13 +4,13 @@ A checkpoint is written after every epoch, and after the current step if a signa
 the next step depends on: a resumed run reproduces the uninterrupted one, bit for bit on a CPU.
 """
 
-import hashlib
 import math
 import platform
 import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,24 +22,22 @@ from plsp_kernels import __version__
 from plsp_train.alarms import ClassWatch, alarms_of
 from plsp_train.checkpoint import load_checkpoint, save_checkpoint
 from plsp_train.config import Config
-from plsp_train.console import Reporter
+from plsp_train.console import Progress, Reporter
 from plsp_train.data import TrainTestData, build_augmentation
 from plsp_train.data.candidate_sets import AnyCandidates, CandidateSets
-from plsp_train.data.mapped import Inputs
+from plsp_train.data.fingerprint import fingerprint
 from plsp_train.distributed import agree, from_all_ranks, is_main, num_ranks, pick_device
+from plsp_train.divergence import NonFiniteLoss, all_finite, likely_cause
 from plsp_train.files import write_json
 from plsp_train.methods import Iteration, Task, build_method
 from plsp_train.metrics import f1_scores, own_logits, predictions
 from plsp_train.model_file import ModelFile, save_model
 from plsp_train.models import Network, build_model, load_pretrained
-from plsp_train.outcome import Outcome, Trained, describe_instances, warnings_of
+from plsp_train.outcome import Outcome, Trained, describe_instances, summarise
 from plsp_train.results import NonFiniteLogits, save_results
-from plsp_train.validation import CRITERIA, criteria_of_instances, hold_out, mean_criteria, selected_epochs
+from plsp_train.validation import criteria_of_instances, hold_out, mean_criteria, selected_epochs
 
 CHECKPOINT_FORMAT = 4
-LAST_EPOCHS = 10  # averaged in the summary
-_FINGERPRINT_CHUNK, _FINGERPRINT_IMAGES = 256, 4096
-LARGE_WEIGHT = 1e3  # trained weights are far below
 # What a checkpoint holds of an engine.
 _STATEFUL = ("model", "optimizer", "scaler", "method", "watch")
 _PROGRESS: dict[str, type] = {
@@ -65,10 +63,6 @@ class StopRun(Exception):
         self.exit_code = 128 + signal_number
 
 
-class NonFiniteLoss(Exception):
-    """The loss is not finite; a checkpoint, if there is one, is from before."""
-
-
 class Engine:
     """One run: its data, network, method and progress. Without an output directory it writes no files."""
 
@@ -83,13 +77,14 @@ class Engine:
     ) -> None:
         self.config, self.out, self.reporter = config, out, reporter
         self.device = pick_device(config.device)
-        self.fingerprint = _fingerprint(data.train_inputs, candidates)
+        self.fingerprint = fingerprint(data.train_inputs, candidates)
         self.data, candidates, self.held_out = hold_out(data, candidates, config.validation_fraction, config.seed)
         torch.manual_seed(config.seed)
         self.model = self._prepared(network or build_model(config.model, data.input_shape, data.num_classes))
         self.augmentation = build_augmentation(
             data,
             horizontal_flip=config.horizontal_flip,
+            augment_weak=config.augment_weak,
             device=self.device,
             memory_format=self.model.memory_format,
         )
@@ -149,12 +144,14 @@ class Engine:
 
     def run(self) -> dict[str, Any]:
         """Train to the end; returns the summary."""
-        plan = [(stage.name, epoch) for stage in self.method.stages() for epoch in range(1, stage.epochs + 1)]
-        if not plan:
+        stages = self.method.stages()
+        num_epochs = sum(stage.epochs for stage in stages)
+        if num_epochs == 0:
             raise ValueError("nothing to train: all stages have 0 epochs; raise --epochs")
+        epochs = ((stage.name, epoch) for stage in stages for epoch in range(1, stage.epochs + 1))
         with self._catch_signals():
-            for stage, epoch in plan[self.epochs_done :]:
-                self._epoch(stage, epoch, len(plan))
+            for stage, epoch in islice(epochs, self.epochs_done, None):
+                self._epoch(stage, epoch, num_epochs)
         try:
             outcome = self.describe()
         except NonFiniteLogits as error:
@@ -168,102 +165,51 @@ class Engine:
         return summary
 
     def _epoch(self, stage: str, epoch: int, num_epochs: int) -> None:
-        start, before = time.perf_counter(), self.seconds
+        """Train what is left of an epoch, evaluate it, and write a checkpoint."""
+        start, seconds_before = time.perf_counter(), self.seconds
+        self._start_epoch(stage, epoch)
+        num_steps = self.method.num_iterations(stage)
+        with self.reporter.progress(stage, self.epochs_done + 1, num_epochs, num_steps, self.steps_done) as progress:
+            num_images, stop_signal = self._steps(stage, epoch, num_steps, progress)
+        training_seconds = time.perf_counter() - start
+        means = self._means()
+        if self.steps_done < num_steps:
+            self._require_finite()
+            self.seconds = seconds_before + time.perf_counter() - start
+            self._save()
+            raise StopRun(stop_signal)
+        metrics = {"epoch": self.epochs_done + 1, "stage": stage, "stage_epoch": epoch, **means, **self._scores(stage)}
+        self.seconds = seconds_before + time.perf_counter() - start
+        metrics["seconds"] = round(self.seconds, 3)
+        metrics["images_per_second"] = round(num_images / training_seconds, 1)
+        self._require_finite(metrics)
+        self._record(metrics, num_epochs)
+        (stop_signal,) = agree(self.stop_signal or 0)
+        if stop_signal and self.epochs_done < num_epochs:
+            raise StopRun(stop_signal)
+
+    def _start_epoch(self, stage: str, epoch: int) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = self.method.learning_rate(stage, epoch)
         if self.steps_done == 0:
             self.sums = {}
             self.epoch_report = self.method.start_epoch(stage, epoch)
         self.model.train()
-        num_steps, num_images = self.method.num_iterations(stage), 0
-        with self.reporter.progress(stage, self.epochs_done + 1, num_epochs, num_steps, self.steps_done) as progress:
-            while self.steps_done < num_steps:
-                step = self._step(stage, epoch)
-                self.steps_done += 1
-                num_images += step.num_images
-                # All ranks compute the means and stop at the same step, whichever of them needs to.
-                stop_signal, due = agree(self.stop_signal or 0, progress.due())
-                if due:
-                    progress.show(self.steps_done, self._means(), num_images)
-                if stop_signal and self.steps_done < num_steps:
-                    self._means()
-                    self._require_finite()
-                    self.seconds = before + time.perf_counter() - start
-                    self._save()
-                    raise StopRun(stop_signal)
-        training_seconds = time.perf_counter() - start
-        metrics = {
-            "epoch": self.epochs_done + 1,
-            "stage": stage,
-            "stage_epoch": epoch,
-            **self._means(),
-            **self.epoch_report,
-            **self.method.end_epoch(stage),
-            **self._agreement(),
-            **self._test_scores(),
-            **self._criteria(),
-            "lr": self.optimizer.param_groups[0]["lr"],
-        }
-        self.seconds = before + time.perf_counter() - start
-        metrics["seconds"] = round(self.seconds, 3)
-        metrics["images_per_second"] = round(num_images / training_seconds, 1)
-        self._require_finite(metrics)
-        raised = [
-            alarm.sentence
-            for alarm in alarms_of([*self.history, metrics], self.data.class_names)
-            if alarm.epoch == metrics["epoch"]
-        ]
-        if raised:
-            metrics["alarms"] = raised
-        self.history.append(metrics)
-        self.epochs_done, self.steps_done = self.epochs_done + 1, 0
-        self._keep_selected()
-        self._save()
-        self.reporter.epoch(metrics, num_epochs)
-        for sentence in raised:
-            self.reporter.line(f"warning: {sentence}")
-        (stop_signal,) = agree(self.stop_signal or 0)
-        if stop_signal and self.epochs_done < num_epochs:
-            raise StopRun(stop_signal)
 
-    def _agreement(self) -> dict[str, Any]:
-        """The share of instances that keep the label of the previous epoch, over those that had one."""
-        before, self.labels = self.labels, self.method.labels.clone()
-        known = before >= 0
-        changed = known & (self.labels != before)
-        self.changes += changed
-        count = int(known.sum())
-        watched = self.watch.observe(before, self.labels, self.method.labeled_set())
-        return watched | ({"label_agreement": 1 - int(changed.sum()) / count} if count else {})
-
-    def _test_scores(self) -> dict[str, float]:
-        if self.data.test_inputs is None or self.data.test_labels is None:
-            return {}
-        return f1_scores(
-            predictions(self.method.network, self.data.test_inputs, self.augmentation), self.data.test_labels
-        )
-
-    def _criteria(self) -> dict[str, float]:
-        """Scores of instances whose candidate sets are known but not their labels."""
-        if self.held_out is not None:
-            inputs, candidates = self.held_out.inputs, self.held_out.candidates
-        elif self.data.test_inputs is not None and self.data.test_candidates is not None:
-            inputs, candidates = self.data.test_inputs, self.data.test_candidates
-        else:
-            return {}
-        parts = [
-            criteria_of_instances(logits, candidates[rows].to(logits.device))
-            for rows, logits in own_logits(self.method.network, inputs, self.augmentation)
-        ]
-        return mean_criteria(*from_all_ranks(*(torch.cat(column) for column in zip(*parts, strict=True))))
-
-    def _keep_selected(self) -> None:
-        """Keep the weights of the epoch that maximises a criterion, beside those of the last one."""
-        if self.held_out is None or self.out is None or not is_main():
-            return
-        for criterion, selected in selected_epochs(self.history).items():
-            if selected["epoch"] == self.epochs_done:
-                save_model(self.out / f"model_{criterion}.pt", self.model_file())
+    def _steps(self, stage: str, epoch: int, num_steps: int, progress: Progress) -> tuple[int, int]:
+        """Train to the end of the epoch or until a signal; returns the number of images, and the signal or 0."""
+        num_images = 0
+        while self.steps_done < num_steps:
+            step = self._step(stage, epoch)
+            self.steps_done += 1
+            num_images += step.num_images
+            # All ranks compute the means and stop at the same step, whichever of them needs to.
+            stop_signal, due = agree(self.stop_signal or 0, progress.due())
+            if due:
+                progress.show(self.steps_done, self._means(), num_images)
+            if stop_signal:
+                return num_images, stop_signal
+        return num_images, 0
 
     def _step(self, stage: str, epoch: int) -> Iteration:
         try:
@@ -309,12 +255,82 @@ class Engine:
         means = self.method.report({name: value / steps for name, value in sums.items()})
         return {**means, _OVERFLOWS: int(overflows)} if overflows else means
 
+    # -------------------------------------------------------------------------------------- scores of an epoch
+
+    def _scores(self, stage: str) -> dict[str, Any]:
+        """What an epoch reports besides the means of its steps."""
+        return {
+            **self.epoch_report,
+            **self.method.end_epoch(stage),
+            **self._agreement(),
+            **self._test_scores(),
+            **self._criteria(),
+            "lr": self.optimizer.param_groups[0]["lr"],
+        }
+
+    def _agreement(self) -> dict[str, Any]:
+        """The share of instances that keep the label of the previous epoch, over those that had one."""
+        before, self.labels = self.labels, self.method.labels.clone()
+        known = before >= 0
+        changed = known & (self.labels != before)
+        self.changes += changed
+        count = int(known.sum())
+        watched = self.watch.observe(before, self.labels, self.method.labeled_set())
+        return watched | ({"label_agreement": 1 - int(changed.sum()) / count} if count else {})
+
+    def _test_scores(self) -> dict[str, float]:
+        if self.data.test_inputs is None or self.data.test_labels is None:
+            return {}
+        return f1_scores(
+            predictions(self.method.network, self.data.test_inputs, self.augmentation), self.data.test_labels
+        )
+
+    def _criteria(self) -> dict[str, float]:
+        """Scores of instances whose candidate sets are known but not their labels."""
+        if self.held_out is not None:
+            inputs, candidates = self.held_out.inputs, self.held_out.candidates
+        elif self.data.test_inputs is not None and self.data.test_candidates is not None:
+            inputs, candidates = self.data.test_inputs, self.data.test_candidates
+        else:
+            return {}
+        parts = [
+            criteria_of_instances(logits, candidates[rows].to(logits.device))
+            for rows, logits in own_logits(self.method.network, inputs, self.augmentation)
+        ]
+        return mean_criteria(*from_all_ranks(*(torch.cat(column) for column in zip(*parts, strict=True))))
+
+    def _record(self, metrics: dict[str, Any], num_epochs: int) -> None:
+        """Add an epoch to the history, write the checkpoint, and report."""
+        alarms = [
+            alarm.sentence
+            for alarm in alarms_of([*self.history, metrics], self.data.class_names)
+            if alarm.epoch == metrics["epoch"]
+        ]
+        if alarms:
+            metrics["alarms"] = alarms
+        self.history.append(metrics)
+        self.epochs_done, self.steps_done = self.epochs_done + 1, 0
+        self._keep_selected()
+        self._save()
+        self.reporter.epoch(metrics, num_epochs)
+        for sentence in alarms:
+            self.reporter.line(f"warning: {sentence}")
+
+    def _keep_selected(self) -> None:
+        """Keep the weights of the epoch that maximises a criterion, beside those of the last one."""
+        if self.held_out is None or self.out is None or not is_main():
+            return
+        for criterion, selected in selected_epochs(self.history).items():
+            if selected["epoch"] == self.epochs_done:
+                save_model(self.out / f"model_{criterion}.pt", self.model_file())
+
+    # ---------------------------------------------------------------------------------- divergence and signals
+
     def _require_finite(self, metrics: dict[str, Any] | None = None) -> None:
         """Stop before a NaN or an infinity reaches a checkpoint, a model file or the metrics."""
         state = self.model.state_dict(), self.optimizer.state_dict(), self.method.state_dict()
-        finite = [tensor.isfinite().all().to(self.device) for tensor in _floating_tensors(state)]
         numbers = [value for value in (metrics or {}).values() if isinstance(value, float)]
-        if not torch.stack(finite).all() or not all(map(math.isfinite, numbers)):
+        if not all_finite(state, self.device) or not all(map(math.isfinite, numbers)):
             epoch, cause = self.epochs_done + 1, self._likely_cause()
             raise NonFiniteLoss(f"weights, statistics or scores are no longer finite in epoch {epoch}; {cause}")
 
@@ -326,17 +342,7 @@ class Engine:
         )
 
     def _likely_cause(self) -> str:
-        """Inputs are finite, or the data would have been refused: what remains is the precision or the rate."""
-        largest = max(parameter.detach().abs().max().item() for parameter in self.model.parameters())
-        rate = self.optimizer.param_groups[0]["lr"]
-        if self.config.amp == "fp16" and largest < LARGE_WEIGHT:
-            return "half precision overflowed while the weights are moderate: use --amp bf16 or --amp off"
-        if largest >= LARGE_WEIGHT or not math.isfinite(largest):
-            return f"the weights have grown to {largest:.4g} at learning rate {rate:g}: try a smaller --lr"
-        return (
-            f"the weights are moderate (largest {largest:.4g}, learning rate {rate:g}): look for features of very "
-            "different scale (--normalise feature), or lower --strength and --lr"
-        )
+        return likely_cause(self.model, self.optimizer.param_groups[0]["lr"], self.config.amp)
 
     @contextmanager
     def _catch_signals(self) -> Iterator[None]:
@@ -411,38 +417,19 @@ class Engine:
         )
 
     def _summary(self, outcome: Outcome) -> dict[str, Any]:
-        last = self.history[-1]
-        recent = self.history[-LAST_EPOCHS:]
-        stage_ends = {line["stage"]: line["seconds"] for line in self.history}
-        summary: dict[str, Any] = {}
-        if "micro_f1" in last:
-            summary |= {
-                "micro_f1": last["micro_f1"],
-                "macro_f1": last["macro_f1"],
-                f"micro_f1_last{LAST_EPOCHS}": sum(line["micro_f1"] for line in recent) / len(recent),
-                f"macro_f1_last{LAST_EPOCHS}": sum(line["macro_f1"] for line in recent) / len(recent),
-                "micro_f1_best": max(line["micro_f1"] for line in self.history),
-            }
         return {
-            **summary,
-            **outcome.scores,
-            **{name: last[name] for name in (*CRITERIA, "label_agreement") if name in last},
-            **selected_epochs(self.history),
-            "warnings": [
-                *warnings_of(outcome, self.history, self.data.class_names),
-                *(alarm.sentence for alarm in alarms_of(self.history, self.data.class_names)),
-            ],
+            **summarise(outcome, self.history, self.data.class_names),
             "notes": list(self.data.notes),
             "epochs": len(self.history),
             "seconds": round(self.seconds, 3),
-            "seconds_at_end_of": stage_ends,
+            "seconds_at_end_of": {line["stage"]: line["seconds"] for line in self.history},
             "seed": self.config.seed,
             "device": str(self.device),
             "ranks": num_ranks(),
             "versions": {"plsp": __version__, "torch": torch.__version__, "python": platform.python_version()},
         }
 
-    # -------------------------------------------------------------------------------------------- checkpoints
+    # --------------------------------------------------------------------------------------------- checkpoints
 
     def _save(self) -> None:
         if self.out is None or not is_main():
@@ -484,7 +471,7 @@ class Engine:
         if len(state["history"]) != state["epochs_done"] or state["steps_done"] < 0:
             raise ValueError("its numbers of epochs and steps contradict each other")
         if not state["labels"].shape == state["changes"].shape == self.labels.shape:
-            raise ValueError("it has labels of another number of instances")
+            raise ValueError("it has labels for another number of instances")
         for name in _STATEFUL:
             getattr(self, name).load_state_dict(state[name])
         for name in _PROGRESS:
@@ -492,16 +479,6 @@ class Engine:
         # After the method, whose samplers share the generator.
         self.generator.set_state(state["generator"].cpu())
         torch.set_rng_state(state["torch_generator"].cpu())
-
-
-def _floating_tensors(state: Any) -> Iterator[Tensor]:
-    """All tensors of a nested state that may hold a NaN."""
-    if isinstance(state, Tensor):
-        if state.is_floating_point():
-            yield state
-    elif isinstance(state, dict | list | tuple):
-        for part in state.values() if isinstance(state, dict) else state:
-            yield from _floating_tensors(part)
 
 
 def _check_checkpoint(path: Path, state: Any) -> None:
@@ -513,15 +490,3 @@ def _check_checkpoint(path: Path, state: Any) -> None:
     missing = sorted(wanted - state.keys())
     if missing:
         raise ValueError(f"{path} is not a complete checkpoint: it lacks {', '.join(missing)}")
-
-
-def _fingerprint(inputs: Inputs, candidates: AnyCandidates) -> str:
-    """Tells data that have changed since a checkpoint was written. Of images in a file, a sample is looked at."""
-    digest = hashlib.blake2b(digest_size=16)
-    looked_at = inputs if isinstance(inputs, Tensor) else inputs.sample(_FINGERPRINT_IMAGES)
-    sets = CandidateSets.pack(candidates)
-    for shape, parts in ((inputs.shape, looked_at.split(_FINGERPRINT_CHUNK)), (sets.shape, [sets.bytes_of_rows()])):
-        digest.update(repr(tuple(shape)).encode())
-        for part in parts:
-            digest.update(part.contiguous().numpy().data)
-    return digest.hexdigest()

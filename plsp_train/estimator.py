@@ -19,7 +19,8 @@ from plsp_train.console import Reporter, SilentReporter
 from plsp_train.data import Source, check_source
 from plsp_train.data.annotations import candidate_matrix
 from plsp_train.data.files.checks import image_tensor
-from plsp_train.engine import Engine, NonFiniteLoss
+from plsp_train.divergence import NonFiniteLoss
+from plsp_train.engine import Engine
 from plsp_train.model_file import TrainedModel, load_model, read_model_file, save_model
 from plsp_train.models import Network, as_network
 from plsp_train.preparation import prepare
@@ -202,7 +203,7 @@ class PartialLabelClassifier(ClassifierMixin, TransformerMixin, BaseEstimator):
         if self.warm_start and hasattr(self, "model_"):
             fitted = self.model_
             if fitted.input_shape != source.input_shape or len(fitted.class_names) != source.num_classes:
-                raise ValueError("warm_start needs inputs and classes of the same number as before")
+                raise ValueError("warm_start needs inputs of the same shape and as many classes as before")
             return copy.deepcopy(fitted.network)
         if self.backbone is None or isinstance(self.backbone, str):
             return None

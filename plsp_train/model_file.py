@@ -141,7 +141,7 @@ def read_model_file(path: str | Path) -> ModelFile:
         raise ValueError(f"{path} is not a model file: it holds no state_dict")
     found = content.get("format", 1)
     if found != FORMAT:
-        raise ValueError(f"{path} is a model file of format {found!r}, and this version reads {FORMAT}: train again")
+        raise ValueError(f"{path} is a model file of format {found!r}, but this version reads {FORMAT}: train again")
     names = {field.name for field in fields(ModelFile)}
     if names != content.keys():
         different = ", ".join(sorted(map(repr, names ^ content.keys())))

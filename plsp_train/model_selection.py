@@ -13,8 +13,10 @@ from plsp_train.config import Config
 from plsp_train.console import Reporter, SilentReporter
 from plsp_train.data import NORMALISATIONS, Source
 from plsp_train.distributed import is_main
-from plsp_train.engine import LAST_EPOCHS, Engine, NonFiniteLoss
+from plsp_train.divergence import NonFiniteLoss
+from plsp_train.engine import Engine
 from plsp_train.files import write_json
+from plsp_train.outcome import LAST_EPOCHS
 from plsp_train.preparation import prepare
 
 HELD_OUT = 0.2

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from plsp_train.alarms import alarms_of
 from plsp_train.data import Augmentation, TrainTestData
 from plsp_train.data.candidate_sets import AnyCandidates
 from plsp_train.data.mapped import Inputs
@@ -15,8 +16,9 @@ from plsp_train.metrics import own_logits, predictions
 from plsp_train.models import Network
 from plsp_train.results import Columns, Results, disambiguate_batch, join
 from plsp_train.review import review_order
-from plsp_train.validation import HeldOut
+from plsp_train.validation import CRITERIA, HeldOut, selected_epochs
 
+LAST_EPOCHS = 10  # averaged in the summary
 PICTURES_PER_KIND = 24  # most confident, most ambiguous, contradictory, first to review
 SURE = 0.9  # probability from which a prediction outside the candidate set is called a contradiction
 MANY_CONTRADICTIONS = 0.02
@@ -125,7 +127,31 @@ def _scores(results: Results) -> dict[str, float]:
     return scores
 
 
-def warnings_of(outcome: Outcome, history: list[dict[str, Any]], class_names: tuple[str, ...]) -> list[str]:
+def summarise(outcome: Outcome, history: list[dict[str, Any]], class_names: tuple[str, ...]) -> dict[str, Any]:
+    """The scores of a run and the signs of trouble."""
+    last, recent = history[-1], history[-LAST_EPOCHS:]
+    f1 = {}
+    if "micro_f1" in last:
+        f1 = {
+            "micro_f1": last["micro_f1"],
+            "macro_f1": last["macro_f1"],
+            f"micro_f1_last{LAST_EPOCHS}": sum(line["micro_f1"] for line in recent) / len(recent),
+            f"macro_f1_last{LAST_EPOCHS}": sum(line["macro_f1"] for line in recent) / len(recent),
+            "micro_f1_best": max(line["micro_f1"] for line in history),
+        }
+    return {
+        **f1,
+        **outcome.scores,
+        **{name: last[name] for name in (*CRITERIA, "label_agreement") if name in last},
+        **selected_epochs(history),
+        "warnings": [
+            *_warnings(outcome, history, class_names),
+            *(alarm.sentence for alarm in alarms_of(history, class_names)),
+        ],
+    }
+
+
+def _warnings(outcome: Outcome, history: list[dict[str, Any]], class_names: tuple[str, ...]) -> list[str]:
     """Signs of trouble that need no true labels, a sentence each."""
     warnings = []
     # Training suppresses labels outside the candidate sets, so held-out instances tell more where there are some.

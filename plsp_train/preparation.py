@@ -31,7 +31,7 @@ def load_source(given: Mapping[str, Any]) -> Source:
     name, root = settings["dataset"], Path(settings["data_root"]).expanduser()
     if "data_root" in given and (name == "digits" or name not in DATASETS) and given["data_root"] != Config.data_root:
         raise ValueError(
-            f"--data-root has no effect on {name}: to train on data of your own, give the file or folder to --dataset"
+            f"--data-root has no effect on {name}: to train on your own data, pass the file or folder to --dataset"
         )
     path = Path(name).expanduser()
     if name in DATASETS:

@@ -1,7 +1,7 @@
 """Names for methods, networks, data sets and generators, open to other people's code.
 
-A registry is looked up late: an entry of one's own needs no change inside the package. It is registered by importing
-its module first (`--plugin my_module`), or named directly as `my_module:attribute`.
+A registry is looked up late: a user's entry needs no change inside the package. It is registered by importing its
+module first (`--plugin my_module`), or named directly as `my_module:attribute`.
 """
 
 import importlib
@@ -64,10 +64,12 @@ def import_attribute(name: str, kind: str) -> Any:
 
 def import_plugin(module: str, what: str = "") -> Any:
     """Import a module of the user's. Errors inside the module itself keep their traceback."""
+    label = what or f"plugin {module!r}"
+    if not module or module.startswith("."):
+        raise ValueError(f"{label}: give the full name of a module, such as package.module")
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is not None and (module == error.name or module.startswith(error.name + ".")):
-            label = what or f"plugin {module!r}"
             raise ValueError(f"{label}: there is no module {error.name!r} on Python's path") from None
         raise

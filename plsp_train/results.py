@@ -152,7 +152,7 @@ class NonFiniteLogits(ValueError):
     """No label can be chosen from them."""
 
 
-class Disambiguation(NamedTuple):
+class ChosenLabels(NamedTuple):
     """The arrays of `Results` that follow from logits and candidate sets."""
 
     label: np.ndarray
@@ -164,7 +164,7 @@ class Disambiguation(NamedTuple):
     prediction_probability: np.ndarray
 
 
-def disambiguate(logits: Tensor | Iterable[Tensor], candidates: Tensor) -> Disambiguation:
+def disambiguate(logits: Tensor | Iterable[Tensor], candidates: Tensor) -> ChosenLabels:
     """Choose the label of every instance from its candidate set.
 
     `logits` (n, l) may come in batches, in the order of `candidates` bool (n, l). Probabilities of all classes exist
@@ -190,11 +190,11 @@ class Columns(NamedTuple):
     by_candidate: list[Tensor]
     """Class and probability of each candidate, instance by instance."""
 
-    def disambiguation(self) -> Disambiguation:
+    def disambiguation(self) -> ChosenLabels:
         sizes, label, confidence, prediction, prediction_probability = (column.numpy() for column in self.by_instance)
         classes, probabilities = (column.numpy() for column in self.by_candidate)
         offsets = np.concatenate([[0], np.cumsum(sizes)])
-        return Disambiguation(label, confidence, offsets, classes, probabilities, prediction, prediction_probability)
+        return ChosenLabels(label, confidence, offsets, classes, probabilities, prediction, prediction_probability)
 
 
 def join(parts: Iterable[Columns]) -> Columns:

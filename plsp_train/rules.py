@@ -1,4 +1,4 @@
-"""Default settings by data: the paper's table for benchmark sets, rules from size and kind for data of one's own."""
+"""Default settings by data: the paper's table for benchmark sets, rules from size and kind for user data."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "unlabeled_batch": 128,
         "lr": 0.05,
     },
-    "fmnist": {"model": "lenet"},
+    "fmnist": {"model": "lenet", "augment_weak": False},  # as in the released code of the compared methods
     "cifar10": {"model": "densenet"},
     "cifar100": {
         "model": "resnet18",
@@ -43,7 +43,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "labeled_batch": 16,
         "unlabeled_batch": 64,
     },
-    # What the rules below give, so that sweeps and tables need not read the files.
+    # What the rules below give, with the paper's recipe: sweeps and tables need not read the files.
     "lost": {**_REAL_PARTIAL_LABELS, "normalise": "global", "k": 21, **_batches(64)},
     "MSRCv2": {**_REAL_PARTIAL_LABELS, "normalise": "global", "k": 23, **_batches(128)},
     "BirdSong": {**_REAL_PARTIAL_LABELS, "k": 115, **_batches(256)},
@@ -80,6 +80,10 @@ def rules(source: Source) -> dict[str, Any]:
     return settings
 
 
+# For vectors and tiny images the robust recipe scored higher than the paper's, or on a par, wherever it was measured.
+_MLP = {"recipe": "robust", "model": "mlp", "epochs": 50, "lr": 0.05}
+
+
 def _vector_rules(vectors: Inputs) -> dict[str, Any]:
     """Features of similar spread seem to share a unit: one scale then keeps what their relative sizes say."""
     assert isinstance(vectors, Tensor)  # only images stay in a file
@@ -87,9 +91,7 @@ def _vector_rules(vectors: Inputs) -> dict[str, Any]:
     spread = spread[spread > 0]
     low, high = spread.quantile(spread.new_tensor([0.05, 0.95])).tolist() if len(spread) else (1.0, 1.0)
     return {
-        "model": "mlp",
-        "epochs": 50,
-        "lr": 0.05,
+        **_MLP,
         "normalise": "global" if high < SHARED_UNIT * low else "feature",
     }
 
@@ -99,7 +101,7 @@ def _image_rules(input_shape: tuple[int, ...]) -> dict[str, Any]:
     channels, height, width = input_shape
     side = min(height, width)
     if side < 16:
-        return {"model": "mlp", "epochs": 50, "lr": 0.05}
+        return _MLP
     if channels == 1 and (height, width) in ((28, 28), (32, 32)):
         return {"model": "lenet", "epochs": 100}
     return {"model": "densenet" if side <= 64 else "torchvision:resnet18", "epochs": 100}

@@ -6,6 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from plsp_train.checkpoint import has_checkpoint
 from plsp_train.config import FREE_ON_RESUME, Config, current_settings, stored_config
 from plsp_train.data import Ambiguity
 from plsp_train.methods import METHODS, Method
@@ -46,6 +47,16 @@ def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any], names: Ite
     """lr was 0.05, now 0.1; k was 50, now 9"""
     changed = [name for name in names if stored.get(name) != wanted.get(name)]
     return "; ".join(f"{name} was {stored.get(name)!r}, now {wanted.get(name)!r}" for name in changed)
+
+
+def holds_run(directory: Path) -> bool:
+    """Whether there is something to resume: a checkpoint, or the first fold of a cross-validation."""
+    return has_checkpoint(directory) or (directory / "fold1").exists()
+
+
+def is_finished(directory: Path) -> bool:
+    """Whether the run, or all folds of the cross-validation, have ended."""
+    return (directory / "summary.json").exists() or (directory / "folds.json").exists()
 
 
 def read_json(path: Path) -> dict[str, Any]:

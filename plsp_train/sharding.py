@@ -117,7 +117,7 @@ def _batch_norm(module: _BatchNorm, inputs: Tensor) -> Tensor:
     """Batch normalisation over all ranks: torch.nn.SyncBatchNorm is for GPUs only."""
     if not module.training:
         return type(module).forward(module, inputs)
-    channels, dtype = inputs.shape[1], module.weight.dtype
+    channels, dtype = inputs.shape[1], torch.promote_types(inputs.dtype, torch.float32)
     dims, shape = [0, *range(2, inputs.dim())], [channels] + [1] * (inputs.dim() - 2)
     values = inputs.double()  # so that E[x²] - E[x]² is exact to float32
     own_count = values.new_tensor([values.numel() // channels])
@@ -127,12 +127,15 @@ def _batch_norm(module: _BatchNorm, inputs: Tensor) -> Tensor:
         raise ValueError("batch normalisation needs more than one value per channel: use larger batches")
     mean, mean_square = (sums[:-1] / count).split(channels)
     variance = mean_square - mean.square()
-    statistics = ((module.running_mean, mean), (module.running_var, variance * count / (count - 1)))
-    for running, value in statistics:
-        running.lerp_(value.detach().to(dtype), module.momentum)  # type: ignore[union-attr, arg-type]
-    module.num_batches_tracked.add_(1)  # type: ignore[union-attr]
-    scale = (variance + module.eps).rsqrt().to(dtype) * module.weight
-    shift = module.bias - mean.to(dtype) * scale
+    if module.num_batches_tracked is not None:  # nor are there running statistics otherwise
+        module.num_batches_tracked.add_(1)
+        momentum = 1 / int(module.num_batches_tracked) if module.momentum is None else module.momentum
+        statistics = ((module.running_mean, mean), (module.running_var, variance * count / (count - 1)))
+        for running, value in statistics:
+            running.lerp_(value.detach().to(dtype), momentum)  # type: ignore[union-attr]
+    weight, bias = (module.weight, module.bias) if module.affine else (1, 0)
+    scale = (variance + module.eps).rsqrt().to(dtype) * weight
+    shift = bias - mean.to(dtype) * scale
     return (inputs.to(dtype) * scale.view(shape) + shift.view(shape)).to(inputs.dtype)
 
 

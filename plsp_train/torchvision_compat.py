@@ -21,7 +21,7 @@ def import_torchvision() -> ModuleType:
         return importlib.import_module("torchvision")
     except ModuleNotFoundError as error:
         raise ImportError(
-            f"this needs torchvision, and {error.name} is not installed: pip install torchvision"
+            f"this needs torchvision, but {error.name} is not installed: pip install torchvision"
         ) from error
     except RuntimeError as error:
         if "torchvision::nms" not in str(error):

@@ -12,7 +12,8 @@ from plsp_train.console import Reporter, SilentReporter
 from plsp_train.data import Source, TrainTestData, ambiguity_summary
 from plsp_train.data.candidate_sets import CandidateSets
 from plsp_train.distributed import is_main
-from plsp_train.engine import Engine, NonFiniteLoss, StopRun
+from plsp_train.divergence import NonFiniteLoss
+from plsp_train.engine import Engine, StopRun
 from plsp_train.files import remove_unfinished, write_json
 from plsp_train.model_selection import choose_settings
 from plsp_train.preparation import prepare

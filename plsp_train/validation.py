@@ -35,7 +35,9 @@ def hold_out(
     count = round(fraction * total)
     if not 0 < count < total:
         part = "validation" if count == 0 else "training"
-        raise ValueError(f"validation_fraction {fraction} of {total} instances leaves none for {part}")
+        raise ValueError(
+            f"validation_fraction {fraction} of {total} instances leaves none for {part}: give another, or 0 for none"
+        )
     order = torch.randperm(total, generator=torch.Generator().manual_seed(seed + 2))
     held_out, kept = (part.sort().values for part in order.split([count, total - count]))
     rows = data.train_rows if data.train_rows is not None else torch.arange(total)

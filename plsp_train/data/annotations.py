@@ -66,7 +66,7 @@ def from_annotations(answers: np.ndarray, num_classes: int, combine: str = "unio
     votes = _votes(answers, num_classes)
     unanswered = votes.max(axis=1, initial=0) == 0
     if unanswered.any():
-        raise RowError(int(unanswered.argmax()), "has no answer of any annotator")
+        raise RowError(int(unanswered.argmax()), "has no answer from any annotator")
     return checked_candidates(votes > 0 if combine == "union" else votes == votes.max(axis=1, keepdims=True))
 
 
@@ -125,7 +125,7 @@ def sorted_class_names(names: Iterable[str]) -> tuple[str, ...]:
 def numbered_class_names(num_classes: int) -> tuple[str, ...]:
     """Names of classes that are only known by number."""
     if num_classes > _MOST_CLASSES:
-        raise ValueError(f"there is a class number {num_classes - 1}: give class names if it is no mistake")
+        raise ValueError(f"there is a class number {num_classes - 1}: give class names if that is intended")
     return tuple(map(str, range(num_classes)))
 
 

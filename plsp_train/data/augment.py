@@ -60,7 +60,10 @@ class VectorAugmentPolicy:
 
 
 class ImageAugmentation:
-    """Views of uint8 images (N, C, H, W) as normalised float32 in the given memory format."""
+    """Views of uint8 images (N, C, H, W) as normalised float32 in the given memory format.
+
+    Unless augment_weak is set, weak views are the normalised images.
+    """
 
     def __init__(
         self,
@@ -68,10 +71,12 @@ class ImageAugmentation:
         mean: tuple[float, ...],
         std: tuple[float, ...],
         *,
+        augment_weak: bool = True,
         device: Device = "cpu",
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
         self.policy = policy
+        self.augment_weak = augment_weak
         self.memory_format = memory_format
         std_tensor, mean_tensor = (torch.tensor(values, device=device).view(1, -1, 1, 1) for values in (std, mean))
         self._scale = 1 / (255 * std_tensor)
@@ -83,10 +88,10 @@ class ImageAugmentation:
 
     def weak(self, images: Tensor, generator: torch.Generator, shard: Shard | None = None) -> Tensor:
         """Horizontal flip with probability 1/2, and a crop from the reflect-padded image."""
-        return self.plain(self._shifted(images, generator, shard))
+        return self.plain(self._shifted(images, generator, shard) if self.augment_weak else images)
 
     def strong(self, images: Tensor, generator: torch.Generator, shard: Shard | None = None) -> Tensor:
-        """A weak view, AutoAugment if the policy has it, then one black cutout hole."""
+        """Flip and crop, AutoAugment if the policy has it, then one black cutout hole."""
         images = self._shifted(images, generator, shard)
         if self.policy.auto_augment:
             images = auto_augment(images, generator, shard)
@@ -107,12 +112,22 @@ class ImageAugmentation:
 
 
 class VectorAugmentation:
-    """Views of float32 feature vectors (N, d), normalised feature by feature."""
+    """Views of float32 feature vectors (N, d), normalised feature by feature.
+
+    Unless augment_weak is set, weak views are the normalised vectors.
+    """
 
     def __init__(
-        self, policy: VectorAugmentPolicy, mean: tuple[float, ...], std: tuple[float, ...], *, device: Device = "cpu"
+        self,
+        policy: VectorAugmentPolicy,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        *,
+        augment_weak: bool = True,
+        device: Device = "cpu",
     ) -> None:
         self.policy = policy
+        self.augment_weak = augment_weak
         self._mean = torch.tensor(mean, device=device)
         self._std = torch.tensor(std, device=device)
 
@@ -122,6 +137,8 @@ class VectorAugmentation:
 
     def weak(self, vectors: Tensor, generator: torch.Generator, shard: Shard | None = None) -> Tensor:
         """Gaussian noise."""
+        if not self.augment_weak:
+            return self.plain(vectors)
         return self._with_noise(vectors, self.policy.weak_noise, generator, shard)
 
     def strong(self, vectors: Tensor, generator: torch.Generator, shard: Shard | None = None) -> Tensor:
@@ -144,14 +161,16 @@ def build_augmentation(
     data: TrainTestData,
     *,
     horizontal_flip: bool = True,
+    augment_weak: bool = True,
     device: Device = "cpu",
     memory_format: torch.memory_format = torch.contiguous_format,
 ) -> Augmentation:
     """The augmentation of a data set. Mirroring and the memory format apply to images."""
+    statistics = data.mean, data.std
     if not data.is_image:
-        return VectorAugmentation(VectorAugmentPolicy(), data.mean, data.std, device=device)
+        return VectorAugmentation(VectorAugmentPolicy(), *statistics, augment_weak=augment_weak, device=device)
     policy = augment_policy(data.name, data.input_shape, horizontal_flip)
-    return ImageAugmentation(policy, data.mean, data.std, device=device, memory_format=memory_format)
+    return ImageAugmentation(policy, *statistics, augment_weak=augment_weak, device=device, memory_format=memory_format)
 
 
 def crop_and_flip(images: Tensor, top: Tensor, left: Tensor, flip: Tensor, padding: int) -> Tensor:

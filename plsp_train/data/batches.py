@@ -32,17 +32,16 @@ class IndexSampler:
         return self
 
     def __next__(self) -> Tensor:
-        parts: list[Tensor] = []
-        missing = self.batch_size
-        while missing > 0:
+        batch = self._order.new_empty(self.batch_size)  # fails at once if it is too large for the memory
+        filled = 0
+        while filled < self.batch_size:
             if self._position == len(self._order):
                 self._shuffle()
-            part = self._order[self._position : self._position + missing]
+            part = self._order[self._position : self._position + self.batch_size - filled]
+            batch[filled : filled + len(part)] = part
             self._position += len(part)
-            missing -= len(part)
-            parts.append(part)
-        # A copy even of a single part: callers own their batch.
-        return torch.cat(parts)
+            filled += len(part)
+        return batch
 
     def upcoming(self, count: int) -> list[Tensor]:
         """At most so many of the next batches, as far as the present pass determines them. Draws no random numbers."""

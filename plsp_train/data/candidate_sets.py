@@ -8,6 +8,7 @@ from torch import Tensor
 
 CHUNK = 65536
 """Instances whose sets are unpacked at a time."""
+_FLOAT_CHUNK = 4096  # the same where every bit becomes a number
 
 
 class CandidateSets:
@@ -58,6 +59,18 @@ class CandidateSets:
         for start in range(0, len(self), CHUNK):
             rows = slice(start, min(start + CHUNK, len(self)))
             yield rows, self[rows]
+
+    def frequencies(self) -> Tensor:
+        """(l,): how many sets contain each class."""
+        return torch.stack([sets.sum(0) for _, sets in self.chunks()]).sum(0)
+
+    def sizes_by_chance(self) -> Tensor:
+        """(l,): how many instances each class would have if every instance chose among its candidates at random."""
+        sizes = torch.zeros(self._num_classes, device=self.device)
+        for _, sets in self.chunks():
+            for part in sets.split(_FLOAT_CHUNK):
+                sizes += (part / part.sum(1, keepdim=True)).sum(0)
+        return sizes
 
     def bytes_of_rows(self) -> Tensor:
         """uint8 (n, ⌈l / 8⌉): the packed sets, for a checksum."""

@@ -13,7 +13,7 @@ from plsp_train.registry import Registry
 
 BUILT_IN_GENERATORS = ("uss", "fps", "pair", "circulant", "hierarchical", "noisy")
 GENERATORS: Registry[Callable[[Tensor, int, torch.Generator], Tensor]] = Registry("candidate generator")
-"""Generators of one's own by name: functions of true labels (n,), the number of classes and a random generator."""
+"""User generators by name: functions of true labels (n,), the number of classes and a random generator."""
 _FLIPPING = ("fps", "pair", "hierarchical", "noisy")  # those that use flip_probability
 
 # The circulant generator's probability of entering, by cyclic distance from the true label.

@@ -1,4 +1,4 @@
-"""Benchmark data sets: images in uint8, or real partial-label data. Files of one's own are read by `files`."""
+"""Benchmark data sets: images in uint8, or real partial-label data. User files are read by `files`."""
 
 import gzip
 import math
@@ -58,7 +58,7 @@ def load_benchmark(name: str, root: Path, *, download: bool = False) -> Source:
     load = DATASETS[name]
     if download:
         if name not in _DOWNLOADS:
-            raise ValueError(f"--download cannot get {name}: only {', '.join(_DOWNLOADS)}")
+            raise ValueError(f"--download cannot fetch {name}, only {', '.join(_DOWNLOADS)}")
         _DOWNLOADS[name](root)
     return load(root)
 

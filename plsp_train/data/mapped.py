@@ -2,9 +2,10 @@
 
 import multiprocessing
 import os
+import sys
 import weakref
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import NamedTuple
@@ -100,7 +101,10 @@ class _Request(NamedTuple):
 
 
 class _Readers:
-    """Worker processes that read ahead into shared memory. They start when asked and end with this object."""
+    """Worker processes that read ahead into shared memory. They start when asked and end with this object.
+
+    Once one of them is killed, nothing is read ahead any more.
+    """
 
     def __init__(self, path: Path, workers: int | None) -> None:
         count = workers or min(_MOST_WORKERS, os.cpu_count() or 1)
@@ -110,26 +114,41 @@ class _Readers:
         self._shape, self._capacity = MappedFile(path).shape[1:], 2 * count + 4
         self._requests: dict[bytes, _Request] = {}
         self._free: list[SharedMemory] = []
+        self._is_broken = False
         weakref.finalize(self, _close, self._pool, self._requests, self._free)
 
     def request(self, rows: np.ndarray) -> None:
         key = rows.tobytes()
-        if key in self._requests or len(rows) == 0:
+        if self._is_broken or key in self._requests or len(rows) == 0:
             return
         if len(self._requests) == self._capacity:  # the oldest was never asked for
             self.take(np.frombuffer(next(iter(self._requests)), rows.dtype))
         memory = self._memory(len(rows) * int(np.prod(self._shape)))
-        self._requests[key] = _Request(memory, self._pool.submit(mapped_file.read_into, memory.name, rows))
+        try:
+            self._requests[key] = _Request(memory, self._pool.submit(mapped_file.read_into, memory.name, rows))
+        except BrokenExecutor:
+            self._free.append(memory)
+            self._give_up()
 
     def take(self, rows: np.ndarray) -> np.ndarray | None:
-        """The rows, if they were requested."""
+        """The rows, if they were requested and read."""
         request = self._requests.pop(rows.tobytes(), None)
         if request is None:
             return None
-        request.done.result()
-        images: np.ndarray = np.ndarray((len(rows), *self._shape), np.uint8, buffer=request.memory.buf)
         self._free.append(request.memory)
+        try:
+            request.done.result()
+        except BrokenExecutor:
+            self._give_up()
+            return None
+        images: np.ndarray = np.ndarray((len(rows), *self._shape), np.uint8, buffer=request.memory.buf)
         return images.copy()
+
+    def _give_up(self) -> None:
+        if not self._is_broken:
+            message = "a process that reads images ahead was killed (is /dev/shm full?): reading without such processes"
+            print(f"plsp_train: warning: {message}", file=sys.stderr)
+        self._is_broken = True
 
     def _memory(self, size: int) -> SharedMemory:
         """A free block of at least this size; smaller ones are given back."""

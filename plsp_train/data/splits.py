@@ -159,6 +159,8 @@ def _vector_statistics(vectors: Tensor, normalise: str) -> Statistics:
     if normalise == "global":
         # One scale for all features keeps their relative sizes; the mean of each is still removed.
         std = (vectors - mean).square().mean().sqrt().expand(vectors.shape[1])
+    if not std.isfinite().all():
+        raise ValueError("the variance of the features overflows in float32: divide them by a constant first")
     return _as_statistics(mean, std)
 
 

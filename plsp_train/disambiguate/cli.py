@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from plsp_train.command import Parser
 from plsp_train.output_file import output_path
 from plsp_train.run_files import results_of
 
@@ -19,7 +20,7 @@ candidate set is written as contradicting_prediction.
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m plsp_train.disambiguate",
         description="Write the label that a run has chosen for every training instance, with its confidence, the "
         "probabilities of its candidates, and whether it was in the labelled set.",

@@ -40,7 +40,9 @@ class Method(ABC):
     help: ClassVar[str]  # one line for --help
     # Overrides the presets of the data sets. Learning rates: the best on digits of the paper's grid (docs/methods.md).
     defaults: ClassVar[dict[str, Any]] = {}
-    recipes: ClassVar[dict[str, dict[str, Any]]] = {}  # names of recipes of its own and the defaults they stand for
+    recipes: ClassVar[
+        dict[str, dict[str, Any]]
+    ] = {}  # names of recipes of its own and their defaults in place of those
     ignores: ClassVar[tuple[str, ...]] = ()  # common settings without effect on this method
     uses_true_labels: ClassVar[bool] = False  # a yardstick: tables neither test it nor call it the best
     ablations: ClassVar[dict[str, dict[str, Any]]] = {}  # labels in tables and the settings that they stand for

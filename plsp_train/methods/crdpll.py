@@ -17,7 +17,7 @@ class CRDPLL(Disambiguation):
 
     name, label = "crdpll", "CR-DPLL"
     help = "consistency of one weak and two strong views (Wu et al. 2022)"
-    defaults = {"lr": 0.1}
+    defaults = {"lr": 0.1, "augment_weak": True}
 
     def learning_rate(self, stage: str, epoch: int) -> float:
         config = self.task.config

@@ -11,6 +11,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from plsp_train.methods.base import Iteration
 from plsp_train.methods.contrastive import KeyQueue, own_key_contrast, same_label_contrast, update_prototypes
+from plsp_train.methods.schedules import cosine
 from plsp_train.methods.single_stage import Disambiguation
 from plsp_train.methods.task import Task, View
 from plsp_train.models import Network
@@ -61,8 +62,8 @@ class PiCO(Disambiguation):
 
     def learning_rate(self, stage: str, epoch: int) -> float:
         """Cosine decay from the initial rate towards a thousandth of it."""
-        first, last = self.task.config.lr, self.task.config.lr * FINAL_RATE
-        return last + (first - last) * (1 + math.cos(math.pi * (epoch - 1) / self.task.config.epochs)) / 2
+        config = self.task.config
+        return cosine(config.lr, epoch, config.epochs, last=config.lr * FINAL_RATE)
 
     def confidence_momentum(self, epoch: int) -> float:
         """φ, linear over the epochs from the first one that updates confidences."""

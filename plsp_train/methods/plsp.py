@@ -12,9 +12,16 @@ from plsp_train.data import IndexSampler
 from plsp_train.data.candidate_sets import CandidateSets
 from plsp_train.distributed import from_all_ranks
 from plsp_train.methods.base import Iteration, Method, Stage
-from plsp_train.methods.losses import candidate_cross_entropy, complementary_loss
+from plsp_train.methods.losses import candidate_cross_entropy, candidate_likelihood_loss, complementary_loss
 from plsp_train.methods.plain_loss import plain_loss
-from plsp_train.methods.selection import Scores, remember, score_instances, select_reliable
+from plsp_train.methods.schedules import PLSP_DECAYS, cosine, divided_by_ten
+from plsp_train.methods.selection import (
+    Scores,
+    alignment,
+    score_instances,
+    select_reliable,
+    soft_sizes,
+)
 from plsp_train.methods.task import Task
 from plsp_train.metrics import own_logits
 from plsp_train.models import Network
@@ -29,13 +36,14 @@ class PLSP(Method):
 
     name, label = "plsp", "PLSP"
     help = "pre-training, then semi-supervised training with semantic transformation"
+    defaults = {"augment_weak": True}  # of the paper and its released code, whatever the preset
     ignores = ("batch_size",)  # each stage has its own
     recipes = {
         "robust": {
+            "blend_likelihood": True,
             "schedule": "cosine",
             "average_epochs": 2.0,
-            "selection_memory": 0.5,
-            "ss_ramp": 0.25,
+            "align_sizes": True,
             "bound_ss_weight": True,
         }
     }
@@ -60,7 +68,8 @@ class PLSP(Method):
         if config.average_epochs:
             decay = 1 - 1 / max(1.0, config.average_epochs * config.iterations)
             self.average = AveragedModel(task.model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
-        self.remembered = torch.zeros(len(task.inputs), device=task.device)
+        self.expected = task.candidates.sizes_by_chance() if config.align_sizes else None
+        self.sizes: Tensor | None = None  # of the classes, by their probabilities, when they were last scored
         self.max_ss_weight = config.ss_weight
         if config.bound_ss_weight:
             self.max_ss_weight = min(config.ss_weight, largest_ss_weight(task.candidates))
@@ -102,8 +111,8 @@ class PLSP(Method):
         if stage == PRETRAIN:
             return config.lr
         if config.schedule == "cosine":
-            return config.lr * (1 + math.cos(math.pi * (epoch - 1) / config.epochs)) / 2
-        return config.lr * 0.1 ** sum(epoch - 1 >= share * config.epochs for share in (0.4, 0.6))
+            return cosine(config.lr, epoch, config.epochs)
+        return divided_by_ten(config.lr, epoch, config.epochs, PLSP_DECAYS)
 
     def num_iterations(self, stage: str) -> int:
         """I; in the paper, an epoch of pre-training is one pass over all instances."""
@@ -117,10 +126,9 @@ class PLSP(Method):
         return self.task.config.strength * min(self._time(epoch) / self.task.config.epochs, 1)
 
     def ss_weight(self, epoch: int) -> float:
-        """γ_t = γ0 t/T, where γ0 may be bounded and T shortened; the released code has a constant in place of T."""
-        config = self.task.config
-        ramp = RELEASED_RAMP_EPOCHS if self.released else config.ss_ramp * config.epochs
-        return self.max_ss_weight * min(self._time(epoch) / max(ramp, 1), 1)
+        """γ_t = γ0 t/T, where γ0 may be bounded; the released code has a constant in place of T."""
+        ramp = RELEASED_RAMP_EPOCHS if self.released else self.task.config.epochs
+        return self.max_ss_weight * min(self._time(epoch) / ramp, 1)
 
     @property
     def network(self) -> Network:
@@ -140,9 +148,9 @@ class PLSP(Method):
         if stage == PRETRAIN:
             self._make_samplers(torch.arange(len(task.inputs)))
             return {}
+        if self.expected is not None and self.sizes is None:
+            self._scores()  # measures the sizes
         scores = self._scores()
-        if task.config.selection_memory:
-            scores = self._remember(scores)
         self.labels = scores.labels
         labeled = select_reliable(scores, task.num_classes, task.config.k, agree_with_best=self.released)
         rest = torch.ones_like(self.labels, dtype=torch.bool).index_fill(0, labeled, False)
@@ -151,20 +159,19 @@ class PLSP(Method):
         self._make_samplers(unlabeled.cpu(), labeled.cpu())
         return self._labeled_metrics(labeled)
 
-    def _remember(self, scores: Scores) -> Scores:
-        """Average an instance's activation values over the epochs since its label last changed."""
-        if bool((self.labels >= 0).all()):
-            scores = remember(scores, self.labels, self.remembered, self.task.config.selection_memory)
-        self.remembered = scores.activation
-        return scores
-
     def _scores(self) -> Scores:
         """Of all instances. Logits exist for one batch at a time."""
-        task = self.task
-        parts = [
-            score_instances(logits, task.candidates[rows])
-            for rows, logits in own_logits(self.network, task.inputs, task.augmentation)
-        ]
+        task, parts, sizes = self.task, [], []
+        shift = torch.zeros(task.num_classes, device=task.device)
+        if self.expected is not None and self.sizes is not None:
+            shift = alignment(self.sizes, self.expected)
+        for rows, logits in own_logits(self.network, task.inputs, task.augmentation):
+            candidates = task.candidates[rows]
+            parts.append(score_instances(logits + shift, candidates))
+            if self.expected is not None:
+                sizes.append(soft_sizes(logits, candidates))
+        if sizes:
+            self.sizes = from_all_ranks(torch.stack(sizes))[0].sum(0)
         return Scores(*from_all_ranks(*(torch.cat(column) for column in zip(*parts, strict=True))))
 
     def labeled_set(self) -> Tensor | None:
@@ -192,14 +199,17 @@ class PLSP(Method):
             self.labeled = IndexSampler(labeled, config.labeled_batch, generator)
 
     def step(self, stage: str, epoch: int) -> Iteration:
-        return self._pretrain_step() if stage == PRETRAIN else self._train_step(epoch)
+        return self._pretrain_step(epoch) if stage == PRETRAIN else self._train_step(epoch)
 
-    def _pretrain_step(self) -> Iteration:
-        task = self.task
+    def _pretrain_step(self, epoch: int) -> Iteration:
+        task, config = self.task, self.task.config
         batch = task.draw(self.unlabeled)
         candidates = task.candidates[batch.index]
-        logits = task.logits(batch.plain())  # the paper does not augment in pre-training
+        logits = task.logits(batch.plain()).float()  # the paper does not augment in pre-training
         loss = candidate_cross_entropy(logits, candidates)
+        if config.blend_likelihood:
+            share = (epoch - 1) / max(config.pretrain_epochs - 1, 1)
+            loss = torch.lerp(loss, candidate_likelihood_loss(logits, candidates), share)
         if self.released:
             loss = loss + complementary_loss(logits, candidates)
         return Iteration(loss, {"loss": loss}, len(batch))
@@ -264,7 +274,7 @@ class PLSP(Method):
             "curriculum": self.loss.curriculum.state_dict(),
             "labels": self.labels,
             "average": None if self.average is None else self.average.state_dict(),
-            "remembered": self.remembered,
+            "sizes": self.sizes,
             "unlabeled": self.unlabeled.state_dict() | {"batch_size": self.unlabeled.batch_size},
             "labeled": None if self.labeled is None else self.labeled.state_dict(),
         }
@@ -273,7 +283,7 @@ class PLSP(Method):
         self.loss.covariance.load_state_dict(state["covariance"])
         self.loss.curriculum.load_state_dict(state["curriculum"])
         self.labels = state["labels"]
-        self.remembered = state["remembered"]
+        self.sizes = None if self.expected is None else state["sizes"]
         if self.average is not None:
             self.average.load_state_dict(state["average"])
         generator = self.task.generator
@@ -294,6 +304,5 @@ def largest_ss_weight(candidates: CandidateSets) -> float:
     consistency term supports the label with weight γ; for the others the complementary term opposes it.
     """
     num_instances, num_classes = candidates.shape
-    num_candidates = sum(int(sets.sum()) for _, sets in candidates.chunks())
-    wrong = (num_candidates / num_instances - 1) / max(num_classes - 1, 1)
+    wrong = (int(candidates.frequencies().sum()) / num_instances - 1) / max(num_classes - 1, 1)
     return (1 - wrong) / wrong if wrong > 0 else math.inf

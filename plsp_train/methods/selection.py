@@ -27,16 +27,15 @@ def score_instances(logits: Tensor, candidates: Tensor) -> Scores:
     return Scores(labels, own * (own - 1).abs(), best == labels)
 
 
-def remember(scores: Scores, labels: Tensor, activation: Tensor, memory: float) -> Scores:
-    """Scores whose activation values remember those of the epoch before, which had these labels and values.
+def soft_sizes(logits: Tensor, candidates: Tensor) -> Tensor:
+    """(l,): the sum over a batch of the probabilities of each class among the candidates."""
+    return logits.masked_fill(~candidates, -torch.inf).softmax(1).sum(0)
 
-    An instance whose label has changed starts anew from zero: it is selected only after it has kept its label for a
-    while, or if no instance of its class has.
-    """
-    now = scores.activation
-    moved = torch.lerp(now, activation, memory)
-    fresh = torch.minimum(now, (1 - memory) * now)  # values may be negative
-    return scores._replace(activation=torch.where(scores.labels == labels, moved, fresh))
+
+def alignment(sizes: Tensor, expected: Tensor) -> Tensor:
+    """(l,): what to add to logits to bring classes of these sizes closer to the expected ones."""
+    least = torch.finfo(sizes.dtype).tiny  # finite logarithms for classes that are never predicted or never candidates
+    return expected.clamp_min(least).log() - sizes.clamp_min(least).log()
 
 
 def select_reliable(scores: Scores, num_classes: int, k: int, *, agree_with_best: bool = False) -> Tensor:

@@ -4,11 +4,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from plsp_train.methods.base import Iteration
-from plsp_train.methods.schedules import divided_by_ten
+from plsp_train.methods.schedules import PLSP_DECAYS, divided_by_ten
 from plsp_train.methods.single_stage import SingleStage
 from plsp_train.methods.task import Task
-
-DECAYS = (0.4, 0.6)  # those of PLSP
 
 
 class Supervised(SingleStage):
@@ -16,17 +14,18 @@ class Supervised(SingleStage):
 
     name, label = "supervised", "fully supervised"
     help = "cross-entropy of the true labels: an upper bound, not a method for partial labels"
+    defaults = {"augment_weak": True}
     uses_true_labels = True
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         if task.true_labels is None:
-            raise ValueError("method supervised trains with true labels, and the data have none: choose another method")
+            raise ValueError("method supervised trains with true labels, but the data have none: choose another method")
         self.true_labels = task.true_labels
 
     def learning_rate(self, stage: str, epoch: int) -> float:
         config = self.task.config
-        return divided_by_ten(config.lr, epoch, config.epochs, DECAYS)
+        return divided_by_ten(config.lr, epoch, config.epochs, PLSP_DECAYS)
 
     def step(self, stage: str, epoch: int) -> Iteration:
         batch, weak = self.draw()

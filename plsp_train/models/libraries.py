@@ -30,7 +30,7 @@ def timm_builder(name: str) -> Builder:
     try:
         import timm
     except ModuleNotFoundError as error:
-        raise ImportError(f"timm:{name} needs timm, and {error.name} is not installed: pip install timm") from error
+        raise ImportError(f"timm:{name} needs timm, but {error.name} is not installed: pip install timm") from error
     _check_name("timm", name, timm.list_models())
 
     def build(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:

@@ -89,7 +89,7 @@ def _read(path: Path) -> dict[str, Tensor]:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
     if not isinstance(content, Mapping) or not all(isinstance(part, Tensor) for part in content.values()):
-        raise ValueError(f"{path} must hold a state_dict: write it by torch.save(model.state_dict(), path)")
+        raise ValueError(f"{path} must hold a state_dict: write it with torch.save(model.state_dict(), path)")
     parallel = all(name.startswith(_PARALLEL) for name in content)
     return {name.removeprefix(_PARALLEL) if parallel else name: tensor for name, tensor in content.items()}
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from plsp_train.command import Parser
 from plsp_train.output_file import output_path
 from plsp_train.run_files import SELECTED_MODELS, model_of
 
@@ -27,7 +28,7 @@ was trained on, or vectors as float32 (N, d). It normalises them itself.
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m plsp_train.predict",
         description="Label new inputs with a trained model, or export its network.",
         epilog=_EPILOG,
@@ -92,7 +93,8 @@ def _predict(options: argparse.Namespace) -> None:
     wanted = Wanted(options.probabilities, options.features)
     found = predict(model, inputs.inputs, wanted, options.batch_size or BATCH_SIZE)
     write_predictions(out, found, inputs, model.class_names)
-    print(f"{len(found.label)} labels with a mean confidence of {found.confidence.mean():.3f} written to {out}")
+    noun = "label" if len(found.label) == 1 else "labels"
+    print(f"{len(found.label)} {noun} with a mean confidence of {found.confidence.mean():.3f} written to {out}")
 
 
 def _export(options: argparse.Namespace) -> None:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from plsp_train.command import Parser
 from plsp_train.files import write_atomically
 
 _EPILOG = """examples:
@@ -17,7 +18,7 @@ The page opens in any browser, without a network connection. Of several runs it 
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m plsp_train.report",
         description="Write one self-contained HTML page about one or more runs.",
         epilog=_EPILOG,

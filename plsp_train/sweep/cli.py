@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from plsp_train import cli
+from plsp_train.command import Parser
 from plsp_train.config import FREE_ON_RESUME, Config, read_config_file
 from plsp_train.files import locked
 from plsp_train.sweep.grid import PAPER_GRID, GridRun, expand
@@ -25,7 +26,7 @@ runs are skipped, interrupted ones resume.
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m plsp_train.sweep",
         description="Train every combination of settings, each in its own process and directory.",
         epilog=_EPILOG,

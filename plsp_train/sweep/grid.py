@@ -7,11 +7,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from plsp_train.checkpoint import has_checkpoint
 from plsp_train.config import FREE_ON_RESUME, Config, build_config, import_plugins
 from plsp_train.data import DATASETS, Ambiguity, Source
 from plsp_train.preparation import load_source
-from plsp_train.runs import ambiguity_of, dataset_name, differences, read_config, settings_that_matter
+from plsp_train.runs import (
+    ambiguity_of,
+    dataset_name,
+    differences,
+    holds_run,
+    is_finished,
+    read_config,
+    settings_that_matter,
+)
 
 # The paper's search space for every method.
 PAPER_GRID: dict[str, Sequence[Any]] = {
@@ -59,7 +66,7 @@ def expand(grid: Mapping[str, Sequence[Any]], common: Mapping[str, Any], out: Pa
 
 
 def _own_data(given: Mapping[str, Any]) -> Source | None:
-    """The data of one's own that the settings name: their defaults depend on it."""
+    """The user data that the settings name; defaults depend on them."""
     if given.get("dataset", Config.dataset) in DATASETS:
         return None
     names = ("dataset", "data_root", "annotators", "image_size", "plugin")
@@ -90,12 +97,13 @@ def _state(directory: Path, config: Config) -> str:
     if not (directory / "config.json").exists():
         return "new"
     stored, wanted = settings_that_matter(read_config(directory)), settings_that_matter(config)
-    changed = differences(stored, wanted, sorted({*stored, *wanted}))
+    chosen = {name.strip() for name in stored["select"].split(",")}  # by the run itself
+    changed = differences(stored, wanted, sorted({*stored, *wanted} - chosen))
     if changed:
         raise ValueError(f"{directory} holds a run with other settings: {changed}; choose another --out")
-    if (directory / "summary.json").exists():
+    if is_finished(directory):
         return "finished"
-    return "interrupted" if has_checkpoint(directory) else "new"
+    return "interrupted" if holds_run(directory) else "new"
 
 
 def _flag(name: str, value: Any) -> str:

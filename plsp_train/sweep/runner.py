@@ -14,6 +14,7 @@ from plsp_train.runs import read_json
 from plsp_train.sweep.grid import GridRun
 
 LOG = "log.txt"
+_SCORE = "micro_f1_last10"
 _POLL_SECONDS = 0.1
 _REFRESH_SECONDS = 0.5
 
@@ -28,7 +29,7 @@ class Failure(NamedTuple):
         return f"{self.run.name}: exit code {self.exit_code}: {last}"
 
 
-class Outcome(NamedTuple):
+class SweepOutcome(NamedTuple):
     num_done: int
     failures: list[Failure]
     stop_signal: int | None
@@ -65,7 +66,7 @@ class Progress:
             self._bar.close()
 
 
-def execute(runs: Sequence[GridRun], jobs: int) -> Outcome:
+def execute(runs: Sequence[GridRun], jobs: int) -> SweepOutcome:
     """Train all runs, `jobs` at a time. A failure does not stop the others; on a signal the running ones save."""
     threads = max(1, _num_cores() // max(1, min(jobs, len(runs))))
     environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
@@ -97,7 +98,7 @@ def execute(runs: Sequence[GridRun], jobs: int) -> Outcome:
             for process in running.values():
                 process.wait()
             progress.close()
-    return Outcome(num_done, failures, signals[0] if signals else None)
+    return SweepOutcome(num_done, failures, signals[0] if signals else None)
 
 
 def _start(run: GridRun, environment: dict[str, str]) -> "subprocess.Popen[bytes]":
@@ -147,5 +148,11 @@ def _epochs_done(run: GridRun) -> int:
 
 
 def _result(run: GridRun) -> str:
+    """The scores of a run that can be tested, and how long it took."""
+    folds = run.directory / "folds.json"
+    if folds.exists():
+        score = read_json(folds)["scores"].get(_SCORE)
+        return f"micro-F1 {score['mean']:.4f} ± {score['std']:.4f} over the folds" if score else "all folds trained"
     summary = read_json(run.directory / "summary.json")
-    return f"micro-F1 {summary['micro_f1_last10']:.4f} over the last ten epochs, {summary['seconds']:.0f} s"
+    tested = f"micro-F1 {summary[_SCORE]:.4f} over the last ten epochs, " if _SCORE in summary else ""
+    return f"{tested}{summary['seconds']:.0f} s"

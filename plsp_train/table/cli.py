@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from plsp_train.command import Parser
 from plsp_train.files import write_atomically
 from plsp_train.table.comparison import compare
 from plsp_train.table.curves import curve_figures
@@ -15,7 +16,7 @@ from plsp_train.table.tables import build_tables
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m plsp_train.table",
         description="Tables of finished runs as Markdown, CSV and LaTeX, learning curves, and the sensitivity to k.",
     )

@@ -9,6 +9,7 @@ from plsp_train import validation
 from plsp_train.config import Config
 from plsp_train.data import Ambiguity
 from plsp_train.methods import METHODS
+from plsp_train.rules import preset_for
 from plsp_train.runs import ambiguity_of, dataset_name, method_of, read_config, read_json, settings_that_matter
 
 # Epochs to take scores from. The criteria need a validation split, but no clean labels.
@@ -52,6 +53,17 @@ class FinishedRun(NamedTuple):
         ablated = (name for settings in (method.ablations if method else {}).values() for name in settings)
         told = ("method", "dataset", *ablated, "seed", "fold", *Ambiguity._fields)
         return tuple((name, value) for name, value in settings_that_matter(self.config).items() if name not in told)
+
+    @property
+    def implied(self) -> Settings:
+        """The settings that the recipes of the method differ in, as the recipe of this run has them."""
+        method = method_of(self.config)
+        if method is None or not method.recipes:
+            return ()
+        names = {name for recipe in (method.defaults, *method.recipes.values()) for name in recipe}
+        chosen = method.recipes.get(self.config.recipe, method.defaults)
+        defaults = {**Config().to_json(), **preset_for(self.config.dataset, None), **chosen}
+        return tuple((name, defaults[name]) for name in names)
 
     def score(self, metric: str, select: str) -> float:
         if select in CRITERIA:

@@ -10,7 +10,7 @@ from plsp_train.table.finished import FinishedRun, Settings, method_labels
 class Row(NamedTuple):
     method: str
     settings: Settings = ()
-    """Those that differ between the rows of this method."""
+    """Those that differ between the rows of this method. A recipe stands for the settings that it implies."""
 
     def __str__(self) -> str:
         return f"{self.method} ({settings_label(self.settings)})" if self.settings else self.method
@@ -26,7 +26,10 @@ def rows_of(runs: Iterable[FinishedRun], one_per_method: bool = False) -> dict[R
     for method, group in by_method.items():
         varying = () if one_per_method else varying_settings(group)
         for run in group:
-            rows.setdefault(Row(method, only(varying, run.settings)), []).append(run)
+            settings = only(varying, run.settings)
+            if "recipe" in varying:
+                settings = tuple(setting for setting in settings if setting not in run.implied)
+            rows.setdefault(Row(method, settings), []).append(run)
     return rows
 
 

@@ -59,6 +59,17 @@ def test_watch_does_not_take_chance_for_a_rival() -> None:
         before = labels
 
 
+def test_watch_does_not_take_the_return_of_a_class_for_a_rival() -> None:
+    truth = _truth()
+    candidates = _candidates(truth)
+    has_rival = candidates[torch.arange(len(truth))][:, 3]
+    watch, few = ClassWatch(candidates), torch.where((truth == 6) & has_rival, 3, truth)
+    for _ in range(3):  # 6 is chosen only where 3 is no candidate
+        watch.observe(few, few, None)
+    seen = watch.observe(few, truth, None)
+    assert max(seen["rival_share_per_class"]) < 0.05
+
+
 def test_watch_reports_how_much_of_a_labelled_set_moved(monkeypatch) -> None:
     monkeypatch.setattr("plsp_train.alarms.FEW", 1)
     truth = torch.tensor([0, 0, 0, 0, 1, 1, 2])
@@ -86,6 +97,22 @@ def test_watch_says_nothing_about_few_instances() -> None:
     assert seen["rival_share_per_class"] == [0.0, 0.0, 0.0]
 
 
+def test_watch_compares_the_size_of_a_class_with_a_random_choice_among_candidates() -> None:
+    truth = _truth()
+    watch = ClassWatch(_candidates(truth))
+    labels = torch.where(truth == 4, 7, truth)
+    sizes = watch.observe(truth, labels, None)["relative_size_per_class"]
+    assert sizes[4] == 0.0
+    assert sizes[7] == pytest.approx(2.0, rel=0.1)
+    assert [size for index, size in enumerate(sizes) if index not in (4, 7)] == pytest.approx([1.0] * 8, rel=0.1)
+
+
+def test_watch_expects_nothing_of_a_class_that_is_rarely_a_candidate() -> None:
+    sets = torch.ones(19, 2, dtype=torch.bool)  # each class is expected to have 9.5 instances
+    labels = torch.zeros(19, dtype=torch.int64)
+    assert ClassWatch(CandidateSets.pack(sets)).observe(labels, labels, None)["relative_size_per_class"] == [None, None]
+
+
 def test_watch_continues_from_its_state() -> None:
     truth = _truth(2000)
     candidates, moved = _candidates(truth), _relabelled(truth, source=1, target=2, share=0.9)
@@ -97,7 +124,7 @@ def test_watch_continues_from_its_state() -> None:
     assert resumed.observe(truth, moved, labeled) == watch.observe(truth, moved, labeled)
 
 
-def _history(**columns: list[list[Any]]) -> list[dict[str, Any]]:
+def _history(**columns: list[Any]) -> list[dict[str, Any]]:
     length = len(next(iter(columns.values())))
     agreement = [[0.9, 0.9, 0.9]] * length
     columns = {"label_agreement_per_class": agreement} | columns
@@ -138,6 +165,17 @@ def test_classes_are_not_watched_before_their_labels_have_settled() -> None:
     history = _history(label_agreement_per_class=unsettled, labeled_moved_per_class=[[0.5, 0.0, None]] * 4)
     assert alarms_of(history, NAMES) == []
     assert [alarm.epoch for alarm in alarms_of([*history, history[0] | {"epoch": 5}], NAMES)] == [5]
+
+
+def test_a_class_without_instances_is_missed_as_soon_as_most_labels_have_settled() -> None:
+    agreement = [[None, 0.9, 0.9]] * 4  # nothing is known about the labels of the first class
+    sizes = [[0.05, 1.0, None]] * 4
+    history = _history(
+        label_agreement_per_class=agreement, relative_size_per_class=sizes, label_agreement=[0.5, 0.8, 0.9, 0.9]
+    )
+    (alarm,) = alarms_of(history, NAMES)
+    assert alarm.epoch == 3
+    assert alarm.sentence.startswith("epoch 3, class shirt: it has 5.0% of the instances")
 
 
 def test_a_run_reports_alarms_by_name_once(tmp_path, capsys, monkeypatch) -> None:

@@ -117,7 +117,7 @@ def test_names_are_sorted_as_numbers_if_they_are(names: list[str], expected: tup
         (np.zeros((0, 3), dtype=bool), None, None, "got shape (0, 3)"),
         (np.array([[0, 1], [-2, 1]]), None, 1, "row 1 has -2"),
         (np.array([[0, 1], [7, 1]]), ["a", "b", "c"], 1, "row 1 has 7: classes are 0..2"),
-        (np.array([[3, 1], [-1, -1]]), None, 1, "row 1 has no answer of any annotator"),
+        (np.array([[3, 1], [-1, -1]]), None, 1, "row 1 has no answer from any annotator"),
         ([["cat"], []], None, 1, "row 1 has no candidate"),
         (["cat", ""], None, 1, "row 1 has no candidate"),
         (["cat|dog", "cat||dog"], None, 1, "row 1 has an empty name in 'cat||dog'"),
@@ -211,7 +211,7 @@ def test_complementary_labels_leave_the_others(wrong: np.ndarray) -> None:
         (np.array([[-1], [-1]]), "nothing can be learned"),
     ],
 )
-def test_complementary_labels_that_cannot_be(wrong: np.ndarray, message: str) -> None:
+def test_impossible_complementary_labels_are_refused(wrong: np.ndarray, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         from_complementary(wrong, 2)
 

@@ -307,6 +307,16 @@ def test_vectors_are_normalised_and_perturbed() -> None:
     assert torch.equal(strong, augmentation.strong(vectors, seeded(16)))
 
 
+@pytest.mark.parametrize("is_image", [True, False])
+def test_weak_views_need_not_be_augmented(is_image: bool) -> None:
+    own = TrainTestData("own", ("a", "b"), torch.rand(4, 3), (0.5,) * 3, (2.0,) * 3)
+    data = digits() if is_image else own
+    inputs, generator = data.train_inputs[:4], seeded(17)
+    augmentation = build_augmentation(data, augment_weak=False)
+    assert torch.equal(augmentation.weak(inputs, generator), augmentation.plain(inputs))
+    assert torch.equal(augmentation.strong(inputs, generator), build_augmentation(data).strong(inputs, seeded(17)))
+
+
 def test_data_set_determines_its_augmentation() -> None:
     vectors = TrainTestData("lost", ("a", "b"), torch.zeros(2, 3), (0.0,) * 3, (1.0,) * 3)
     assert isinstance(build_augmentation(vectors), VectorAugmentation)

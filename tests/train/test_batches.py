@@ -26,6 +26,11 @@ def test_batches_are_full_and_every_pass_contains_each_index_once(count: int, ba
     assert (passes.sort(dim=1).values == torch.arange(100, 100 + count)).all()
 
 
+def test_a_batch_that_does_not_fit_into_memory_fails_at_once() -> None:
+    with pytest.raises(RuntimeError, match="can't allocate memory"):
+        next(sampler(5, 10**15))
+
+
 def test_passes_differ_and_positions_are_uniform() -> None:
     passes = torch.stack(list(itertools.islice(sampler(5, 5), 5000))) - 100
     assert chisquare(torch.bincount(passes[:, 0])).pvalue > 1e-4

@@ -75,18 +75,20 @@ def test_a_saved_model_rebuilds_to_the_reported_score(tmp_path) -> None:
         (["--dataset", "cifar10", "--data-root", "nowhere"], "nowhere"),
         (["--config", "missing.toml"], "missing.toml"),
         (["--device", "cuda:99"], "device"),
+        (["--device", "mps"], "device must be auto, cpu, cuda or cuda:i, got 'mps'"),
         (["--device", "toaster"], "device must be auto, cpu, cuda or cuda:i, got 'toaster'"),
         (["--resume"], "--resume needs --out"),
         (["--resume", "--out", "nowhere"], "holds no run to resume"),
         (["--flip-probability", "1.2"], "flip_probability"),
         (["--dataset", "mnist"], "--dataset mnist is neither a benchmark set (digits"),
-        (["--data-root", "own.npz"], "--data-root has no effect on digits: to train on data of your own"),
+        (["--data-root", "own.npz"], "--data-root has no effect on digits: to train on your own data"),
         (["--dataset", "nowhere:load"], "there is no module 'nowhere'"),
+        (["--plugin", ".relative"], "plugin '.relative': give the full name of a module"),
         (["--plugin", "nowhere"], "plugin 'nowhere': there is no module"),
         (["--candidates", "own"], "digits has no candidate sets of its own"),
         (["--select", "colour"], "--select takes model"),
         (["--test-fraction", "0.2"], "digits has a test set of its own"),
-        (["--download"], "--download cannot get digits"),
+        (["--download"], "--download cannot fetch digits"),
         (["--model", "lenet"], "lenet"),
         (["--epochs", "0", "--pretrain-epochs", "0"], "nothing to train"),
     ],
@@ -114,6 +116,11 @@ def test_settings_without_effect_are_named_in_a_warning(
     assert main([*arguments, "--epochs", "1", "--out", str(tmp_path / "run")]) == 0
     warnings = capsys.readouterr().err.splitlines()
     assert [line.split()[2] for line in warnings] == warned
+
+
+def test_own_candidate_sets_of_a_set_without_any_are_an_error_not_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--candidates", "own"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_an_existing_run_is_not_overwritten(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,7 +57,7 @@ def test_every_instance_has_its_label(run: Path, tmp_path: Path, capsys: pytest.
     assert "true_label" not in found[0]
 
 
-def test_true_labels_and_nameless_rows(tmp_path: Path) -> None:
+def test_true_labels_are_written_and_names_are_optional(tmp_path: Path) -> None:
     save_results(tmp_path / "results.npz", results(LOGITS, CANDIDATES, true_label=np.array([0, 2, 1])))
     assert main([str(tmp_path), "-o", str(tmp_path / "labels.csv")]) == 0
     found = rows(tmp_path / "labels.csv")

@@ -153,7 +153,7 @@ def test_it_works_inside_scikit_learn() -> None:
     assert search.fit(features, candidates).score(features, truth) > 0.9
 
 
-def test_it_is_quiet_unless_asked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_prints_nothing_by_default(capsys: pytest.CaptureFixture[str]) -> None:
     features, _, candidates = blobs()
     PartialLabelClassifier(**QUICK).fit(features, candidates)
     assert capsys.readouterr() == ("", "")

@@ -2,6 +2,7 @@
 
 import builtins
 import errno
+import importlib
 import json
 import os
 import random
@@ -27,6 +28,7 @@ from plsp_train.data.files.images import Decoded
 from plsp_train.files import locked
 from small_runs import metrics, run, run_interrupted
 
+COMMANDS = ("disambiguate", "predict", "report", "sweep", "table")
 TINY = ["--pretrain-epochs", "0", "--epochs", "2", "--iterations", "1"]
 
 
@@ -148,7 +150,7 @@ def _without(key: str) -> Callable[[dict[str, Any]], Any]:
         (lambda state: state | {"epochs_done": 99}, "does not fit this run"),
     ],
 )
-def test_an_intact_file_that_is_no_checkpoint_of_this_run_is_refused(
+def test_an_intact_checkpoint_of_another_run_is_refused(
     broken: Path, one_line: Callable[[], str], change: Callable[[dict[str, Any]], Any], expected: str
 ) -> None:
     path = broken / "checkpoint.pt"
@@ -177,6 +179,12 @@ def test_broken_settings_are_named(tmp_path: Path, one_line: Callable[[], str], 
     path.write_bytes(content)
     assert main(["--config", str(path)]) == 2
     assert f"cannot read settings from {path}" in one_line()
+
+
+def test_a_directory_that_is_no_text_is_named(tmp_path: Path, one_line: Callable[[], str]) -> None:
+    (tmp_path / "settings.toml").write_text("out = 5")
+    assert main(["--resume", "--config", str(tmp_path / "settings.toml")]) == 2
+    assert "out must be str, got 5" in one_line()
 
 
 # ------------------------------------------------------------------------------------- full and read-only disks
@@ -215,7 +223,7 @@ def _failing(kind: str, out: Path, number: int) -> Iterator[list[str]]:
 @pytest.mark.parametrize(
     ("kind", "text"), [("full", "No space left on device"), ("read-only", "Read-only file system")]
 )
-def test_a_failure_of_any_write_is_one_line_and_loses_nothing(
+def test_any_failing_write_is_a_one_line_error_and_loses_nothing(
     tmp_path: Path, one_line: Callable[[], str], kind: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # drawing curves takes longer than training
@@ -250,7 +258,7 @@ def _limited(kind: int, soft: int) -> Iterator[None]:
         resource.setrlimit(kind, before)
 
 
-def test_a_limit_of_file_sizes_is_one_line_and_loses_nothing(
+def test_a_file_size_limit_is_a_one_line_error_and_loses_nothing(
     broken: Path, whole: Path, one_line: Callable[[], str]
 ) -> None:
     checkpoint = (broken / "checkpoint.pt").read_bytes()
@@ -262,7 +270,7 @@ def test_a_limit_of_file_sizes_is_one_line_and_loses_nothing(
     assert metrics(broken) == metrics(whole)
 
 
-def test_running_out_of_memory_is_one_line(
+def test_running_out_of_memory_is_a_one_line_error(
     tmp_path: Path, one_line: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     candidates = np.ones((12, 2), dtype=bool)
@@ -305,6 +313,37 @@ def test_an_interrupt_while_importing_is_quiet(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": f"{Path.cwd()}:{tmp_path}"}
     ended = subprocess.run([sys.executable, "-c", command], env=environment, capture_output=True, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (-2, b"", b"")
+
+
+@pytest.mark.parametrize(
+    ("output", "code", "said"),
+    [
+        ("/dev/full", 2, "plsp_train: error: [Errno 28] No space left on device: 'standard output'\n"),
+        (None, 0, ""),
+    ],
+    ids=["full", "closed"],
+)
+def test_output_that_goes_nowhere(tmp_path: Path, output: str | None, code: int, said: str) -> None:
+    redirection = f"> {output}" if output else ">&-"
+    command = f"exec {sys.executable} -m plsp_train {' '.join(TINY)} --out {tmp_path} {redirection}"
+    ended = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (code, said)
+
+
+@pytest.mark.parametrize("module", ["cli", *(f"{name}.cli" for name in COMMANDS)])
+def test_unknown_options_are_one_line(module: str, one_line: Callable[[], str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        importlib.import_module(f"plsp_train.{module}").main(["--nonsense"])
+    assert stopped.value.code == 2
+    assert one_line().startswith(f"plsp_train.{module}: error: ".replace(".cli", ""))
+
+
+def test_help_is_printed_in_any_encoding() -> None:
+    command = [sys.executable, "-m", "plsp_train", "--help"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "\\u03b2, scale of the probit" in ended.stdout
 
 
 def test_a_sweep_that_is_started_twice_says_so(tmp_path: Path, one_line: Callable[[], str]) -> None:

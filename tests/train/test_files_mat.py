@@ -1,4 +1,4 @@
-"""MATLAB files of one's own, and the public partial-label sets."""
+"""MATLAB files of users, and the public partial-label sets."""
 
 import os
 import re
@@ -56,8 +56,8 @@ def test_true_labels_are_optional_and_unused_variables_are_named(tmp_path: Path)
         ({"data": DATA}, "has no variable 'partial_target': it holds data"),
         ({"Data": DATA, "partial_target": PARTIAL}, "has no variable 'data': it holds partial_target, Data"),
         ({"data": DATA[:7], "partial_target": PARTIAL}, "data 7×5 and partial_target 8×3 have no length in common"),
-        ({"data": DATA[:, :3], "partial_target": PARTIAL[:3]}, "unclear which way data 8×3 and partial_target 3×3 lie"),
-        ({"data": random.normal(size=(8, 8)), "partial_target": PARTIAL}, "it is unclear which way data 8×8"),
+        ({"data": DATA[:, :3], "partial_target": PARTIAL[:3]}, "of data 8×3 and partial_target 3×3 is ambiguous"),
+        ({"data": random.normal(size=(8, 8)), "partial_target": PARTIAL}, "the orientation of data 8×8"),
         ({"data": DATA, "partial_target": PARTIAL * 0.5}, "partial_target: must be a matrix of 0 and 1"),
         (
             {"data": DATA, "partial_target": np.diag([1, 1, 0]).repeat([4, 2, 2], 0)},
@@ -93,14 +93,14 @@ def test_bad_variables_are_named(tmp_path: Path, content: dict[str, Any], messag
     ],
     ids=["empty", "text", "version 7.3"],
 )
-def test_files_that_are_not_readable(tmp_path: Path, content: bytes, message: str) -> None:
+def test_unreadable_files_are_named(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "own.mat").write_bytes(content)
     with pytest.raises(ValueError, match=re.escape(message)) as error:
         read_source(tmp_path / "own.mat", ReadOptions())
     assert "\n" not in str(error.value)
 
 
-def test_a_cut_file_is_a_one_line_error(tmp_path: Path) -> None:
+def test_a_truncated_file_is_a_one_line_error(tmp_path: Path) -> None:
     path = tmp_path / "own.mat"
     savemat(path, {"data": DATA, "partial_target": PARTIAL})
     content = path.read_bytes()
@@ -118,7 +118,7 @@ def test_annotators_do_not_apply(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [DATA, DATA.T])
-def test_predictions_need_the_data_alone(tmp_path: Path, data: np.ndarray) -> None:
+def test_predictions_need_only_the_data(tmp_path: Path, data: np.ndarray) -> None:
     savemat(tmp_path / "own.mat", {"data": data})
     found = read_inputs(tmp_path / "own.mat", InputSpec((5,)))
     np.testing.assert_array_equal(found.inputs, DATA.astype(np.float32))

@@ -1,4 +1,4 @@
-"""NumPy archives of one's own."""
+"""NumPy archives."""
 
 import pickle
 import re
@@ -160,10 +160,10 @@ WITH_NAN = np.where(np.arange(24).reshape(6, 4) == 14, np.nan, FEATURES)
         (GOOD | {"features": FEATURES.astype(str)}, "features: features must be numbers"),
         (GOOD | {"features": FEATURES[0]}, "features: features must be numbers of shape n×d"),
         (GOOD | {"features": FEATURES[:0]}, "features: features must have at least one row"),
-        (GOOD | {"features": FEATURES[:5]}, "candidates has 6 rows, and features has 5"),
-        (GOOD | {"labels": LABELS[:4]}, "labels has 4 rows, and features has 6"),
-        (GOOD | {"labels": LABELS + 1}, "labels: row 2 is 3, and classes are 0..2"),
-        (GOOD | {"labels": LABELS - 1}, "labels: row 0 is -1, and classes are 0..2"),
+        (GOOD | {"features": FEATURES[:5]}, "candidates has 6 rows, but features has 5"),
+        (GOOD | {"labels": LABELS[:4]}, "labels has 4 rows, but features has 6"),
+        (GOOD | {"labels": LABELS + 1}, "labels: row 2 is 3, but classes are 0..2"),
+        (GOOD | {"labels": LABELS - 1}, "labels: row 0 is -1, but classes are 0..2"),
         (GOOD | {"labels": LABELS / 1}, "labels: must be class numbers"),
         (GOOD | {"labels": np.int64(1)}, "labels is a single value"),
         (GOOD | {"test_labels": LABELS}, "has no array 'test_features'"),
@@ -183,7 +183,7 @@ WITH_NAN = np.where(np.arange(24).reshape(6, 4) == 14, np.nan, FEATURES)
         ({"features": FEATURES, "annotations": ANNOTATIONS * 10**8}, "class number 200000000"),
         ({"features": FEATURES, "complementary": CANDIDATES | True}, "complementary: row 0 excludes every class"),
         ({"images": IMAGES / 255, "candidates": CANDIDATES}, "images: images must be uint8, got float64"),
-        ({"images": IMAGES[0], "candidates": CANDIDATES}, "candidates has 6 rows, and images has 5"),
+        ({"images": IMAGES[0], "candidates": CANDIDATES}, "candidates has 6 rows, but images has 5"),
         ({"images": IMAGES[:, 0, 0], "candidates": CANDIDATES}, "images: images must be n×h×w or n×h×w×c"),
         ({"images": IMAGES.transpose(0, 3, 1, 2), "candidates": CANDIDATES}, "channels last, got shape (6, 3, 5, 7)"),
         (GOOD | {"labels": np.array([{}, 1, 2, 3, 4, 5], dtype=object)}, "labels holds pickled objects"),
@@ -208,7 +208,7 @@ def test_pickles_are_never_loaded(tmp_path: Path) -> None:
     assert_refused(tmp_path, "labels holds pickled objects, which are never loaded", **GOOD, labels=bomb)
 
 
-def test_a_member_that_is_no_array_is_named(tmp_path: Path) -> None:
+def test_a_member_that_is_not_an_array_is_named(tmp_path: Path) -> None:
     np.savez(tmp_path / "own.npz", **GOOD)
     with zipfile.ZipFile(tmp_path / "own.npz", "a") as archive:
         archive.writestr("labels", b"0 1 2 0 2 2")
@@ -217,7 +217,7 @@ def test_a_member_that_is_no_array_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"not a zip", b"PK\3\4 cut"])
-def test_files_that_are_no_archive(tmp_path: Path, content: bytes) -> None:
+def test_files_that_are_not_archives_are_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "own.npz").write_bytes(content)
     with pytest.raises(ValueError, match=r"is not an \.npz archive, or not a complete one"):
         read_source(tmp_path / "own.npz", ReadOptions())
@@ -245,9 +245,9 @@ def test_damaged_archives_are_one_line_errors_or_harmless(
     assert "\n" not in message
 
 
-def test_missing_and_unknown_files(tmp_path: Path) -> None:
+def test_missing_and_unknown_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"there is no file or folder .*nowhere\.npz"):
         read_source(tmp_path / "nowhere.npz", ReadOptions())
     (tmp_path / "own.xlsx").touch()
-    with pytest.raises(ValueError, match=r"own\.xlsx is of no known kind: give \.npz, \.mat, \.csv, \.parquet, or"):
+    with pytest.raises(ValueError, match=r"own\.xlsx is not of a known kind: give \.npz, \.mat, \.csv, \.parquet, or"):
         read_source(tmp_path / "own.xlsx", ReadOptions())

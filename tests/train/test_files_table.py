@@ -1,4 +1,4 @@
-"""Tables of one's own: CSV and Parquet."""
+"""Tables: CSV and Parquet."""
 
 import re
 import sys
@@ -118,10 +118,10 @@ def test_spreadsheet_exports_are_read(tmp_path: Path) -> None:
     [
         ([], "own.csv has no rows"),
         (["x,candidates"], "own.csv has no rows"),
-        (["x,candidates", "1"], "line 2 has 1 cells, and the header has 2"),
+        (["x,candidates", "1"], "line 2 has 1 cells, but the header has 2"),
         (["x,candidates,", "1,a,2"], "has a column without a name: export the table without its index"),
         (["x,x,candidates", "1,2,a"], "has two columns named 'x'"),
-        (["x;candidates", "1;a"], "must separate its columns by commas, and its header is 'x;candidates'"),
+        (["x;candidates", "1;a"], "must separate its columns with commas, but its header is 'x;candidates'"),
         (["x,label,split", "1,,train", "2,a,test"], "neither candidate sets nor true labels of its training rows"),
         (["candidates", "a"], "has no feature column: its columns are candidates"),
         (["x,y", "1,2"], "has no column 'candidates', 'not', 'annotator…' or 'label'"),
@@ -132,13 +132,13 @@ def test_spreadsheet_exports_are_read(tmp_path: Path) -> None:
         (["x,candidates", "1,a|b", "2,a|b"], "nothing can be learned"),
         (
             ["x,colour,candidates", "1,2,a|b", "1,red,a"],
-            "line 3: column 'colour' is 'red', and features must be",
+            "line 3: column 'colour' is 'red', but features must be",
         ),
         (["x,colour,candidates", "1,,a|b", "1,red,a"], "line 2: column 'colour' is empty"),
         (["x,candidates", "1,a|b", "nan,a"], "line 3: column 'x' is nan"),
         (["x,candidates", "1,a|b", "-inf,a"], "line 3: column 'x' is -inf"),
         (["x,candidates", "1,a|b", "1e39,a"], "line 3: column 'x' is 1e+39"),
-        (["x,Candidates", "1,a|b"], "column 'Candidates' is 'a|b', and features must be finite numbers; did you mean"),
+        (["x,Candidates", "1,a|b"], "column 'Candidates' is 'a|b', but features must be finite numbers; did you mean"),
         (["file,candidates", "a.png,a|b"], "for images, give the folder that holds this table"),
         (
             ["x,candidates,split", "1,a|b,train", "2,a,validation"],
@@ -150,7 +150,7 @@ def test_spreadsheet_exports_are_read(tmp_path: Path) -> None:
             "line 3: label is empty, and other rows of the same",
         ),
         (["x,annotator1", "1,a|b"], "line 2 has 'a|b' in column 'annotator1': an annotator gives one answer"),
-        (["x,annotator1,annotator2", "1,a,b", "2,,"], "line 3 has no answer of any annotator"),
+        (["x,annotator1,annotator2", "1,a,b", "2,,"], "line 3 has no answer from any annotator"),
         (["x,not", "1,a|b", "2,a"], "line 2 excludes every class"),
         (["x,candidates", '1,"a|b'], "line 2: unexpected end of data"),
         (["x,candidates,split", "0,,test", "1,a|b,train", "2,,train"], "line 4 has no candidate"),
@@ -216,7 +216,7 @@ def test_predictions_take_features_by_name(tmp_path: Path) -> None:
         (InputSpec((2,), ("width", "heigth")), "trained on: heigth; did you mean 'height'?"),
         (InputSpec((1,), ("width",)), "has columns that the network was not trained on: height"),
         (InputSpec((3,)), "the network was trained on features 3, got 2"),
-        (InputSpec((1, 8, 8)), "holds vectors, and the network was trained on images"),
+        (InputSpec((1, 8, 8)), "holds vectors, but the network was trained on images"),
     ],
 )
 def test_predictions_refuse_other_columns(tmp_path: Path, spec: InputSpec, message: str) -> None:
@@ -265,7 +265,7 @@ def test_parquet_is_read_like_csv(tmp_path: Path) -> None:
         ({"x": [1, None], "candidates": ["a|b", "a"]}, "row 1: column 'x' is empty"),
         ({"x": [1, float("nan")], "candidates": ["a|b", "a"]}, "row 1: column 'x' is nan"),
         ({"x": ["red", "blue"], "candidates": ["a|b", "a"]}, "row 0: column 'x' is 'red'"),
-        ({"x": [1, 2], "candidates": [["a"], ["b"]]}, "row 0: column 'candidates' is ['a'], and must be text"),
+        ({"x": [1, 2], "candidates": [["a"], ["b"]]}, "row 0: column 'candidates' is ['a'], but must be text"),
         ({"x": [1, 2], "candidates": ["a|b", None]}, "row 1 has no candidate"),
         ({"x": [1], "candidates": ["a"], "__index_level_0__": [0]}, "without its index"),
     ],
@@ -275,7 +275,7 @@ def test_bad_parquet_files_are_named(tmp_path: Path, columns: dict[str, Any], me
         read_source(write_parquet(tmp_path, **columns), ReadOptions())
 
 
-def test_a_file_that_is_not_parquet(tmp_path: Path) -> None:
+def test_a_file_that_is_not_parquet_is_named(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     (tmp_path / "own.parquet").write_bytes(b"not Parquet")
     with pytest.raises(ValueError, match="cannot be read as a Parquet file") as error:

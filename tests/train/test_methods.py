@@ -220,7 +220,7 @@ def test_fully_supervised_training_does_not_depend_on_the_candidate_sets(tmp_pat
 def test_fully_supervised_training_needs_true_labels(tmp_path, capsys) -> None:
     np.savez(tmp_path / "data.npz", features=np.eye(8), candidates=np.tile([True, True, False], (8, 1)))
     assert run(tmp_path / "run", "--method", "supervised", "--dataset", str(tmp_path / "data.npz")) == 2
-    assert "method supervised trains with true labels, and the data have none" in capsys.readouterr().err
+    assert "method supervised trains with true labels, but the data have none" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", REFINED_AFTER_STEP)
@@ -258,7 +258,7 @@ def test_a_batch_is_never_larger_than_the_training_set() -> None:
 
 
 @pytest.mark.parametrize("name", COMPARED)
-def test_learning_rates(name: str) -> None:
+def test_learning_rates_follow_the_schedule_of_each_method(name: str) -> None:
     method = _method(name, epochs=200, lr=0.1)
     rates = [method.learning_rate("train", epoch) for epoch in (1, 50, 51, 101, 200)]
     if name == "lws":
@@ -357,11 +357,12 @@ def test_a_run_without_a_stored_method_resumes_as_plsp(tmp_path, capsys) -> None
 
 
 def test_stored_runs_keep_the_behaviour_of_their_version(tmp_path) -> None:
-    stored = build_config({"method": "cavl"}).to_json()
-    del stored["lws_surrogate"], stored["cavl_warm_up"]
-    (tmp_path / "config.json").write_text(json.dumps(stored))
+    stored = build_config({"method": "cavl", "dataset": "fmnist"}).to_json()
+    del stored["lws_surrogate"], stored["cavl_warm_up"], stored["augment_weak"]
+    gone = {"ss_ramp": 1.0, "pretrain_loss": "mean", "likelihood_share": 0.0, "selection_memory": 0.0}
+    (tmp_path / "config.json").write_text(json.dumps(stored | gone))
     config = read_config(tmp_path)
-    assert (config.lws_surrogate, config.cavl_warm_up) == ("sigmoid", 0)
+    assert (config.lws_surrogate, config.cavl_warm_up, config.augment_weak) == ("sigmoid", 0, True)
 
 
 def test_a_run_without_a_stored_batch_size_resumes_with_its_pretrain_batch(tmp_path) -> None:

@@ -93,7 +93,7 @@ def test_missing_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"no zip file", b"PK\x03\x04 cut off"])
-def test_file_of_another_kind(tmp_path: Path, content: bytes) -> None:
+def test_file_of_another_kind_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "model.pt"
     path.write_bytes(content)
     assert "not a model file" in refused(path)
@@ -162,7 +162,7 @@ def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
     )
 
 
-# ------------------------------------------------------------------------------------------------ networks of one's own
+# ------------------------------------------------------------------------------------------------------ user networks
 
 
 @pytest.fixture

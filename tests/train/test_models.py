@@ -81,7 +81,7 @@ def mlp_parameters(inputs: int, classes: int) -> int:
         ("linear", (108,), 16, linear(108, 16), None),
     ],
 )
-def test_parameter_counts(
+def test_networks_have_the_published_number_of_parameters(
     name: str, input_shape: tuple[int, ...], num_classes: int, by_formula: int, published: int | None
 ) -> None:
     count = sum(parameter.numel() for parameter in build_model(name, input_shape, num_classes).parameters())

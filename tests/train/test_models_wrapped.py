@@ -77,7 +77,7 @@ def test_classifier_of_another_number_of_classes_is_replaced() -> None:
     check_network(network, (1, 8, 8), 64)
 
 
-def test_output_that_no_linear_layer_gives_is_the_features() -> None:
+def test_output_without_a_final_linear_layer_is_the_features() -> None:
     network = wrap(nn.Sequential(nn.Conv2d(1, 4, kernel_size=3), nn.ReLU()), (1, 5, 5))
     assert network.classifier_name is None
     check_network(network, (1, 5, 5), 4 * 3 * 3)
@@ -93,7 +93,7 @@ def test_activation_after_the_last_linear_layer_makes_features(inplace: bool) ->
     check_network(network, (6,), NUM_CLASSES)
 
 
-def test_layer_that_is_used_twice_is_no_classifier() -> None:
+def test_layer_that_is_used_twice_is_not_the_classifier() -> None:
     layer = nn.Linear(6, 6)
     network = as_network(nn.Sequential(layer, nn.ReLU(), layer), (6,), 6)
     assert isinstance(network, WrappedNetwork)
@@ -197,7 +197,7 @@ class View(nn.Module):
         return inputs.view(len(inputs), -1)
 
 
-def test_network_of_ones_own_is_taken_as_it_is() -> None:
+def test_user_network_with_the_interface_is_not_wrapped() -> None:
     network = Linear((6,), NUM_CLASSES)
     assert as_network(network, (6,), NUM_CLASSES) is network
 
@@ -254,7 +254,7 @@ def test_unusable_modules_are_explained(module: nn.Module, message: str) -> None
     assert "\n" not in str(raised.value)
 
 
-def test_what_is_no_module_is_refused() -> None:
+def test_objects_that_are_not_modules_are_refused() -> None:
     with pytest.raises(TypeError, match=r"a network must be a torch.nn.Module, got 'resnet18'"):
         as_network("resnet18", (6,), NUM_CLASSES)  # type: ignore[arg-type]
 
@@ -300,20 +300,20 @@ def test_network_that_breaks_the_interface_is_refused(classifier: nn.Module, mes
     ("name", "num_features", "classifier_name"),
     [("resnet18", 512, "fc"), ("densenet121", 1024, "classifier"), ("mobilenet_v3_small", 1024, "classifier.3")],
 )
-def test_networks_of_torchvision(name: str, num_features: int, classifier_name: str) -> None:
+def test_torchvision_networks_are_wrapped(name: str, num_features: int, classifier_name: str) -> None:
     network = build_model(f"torchvision:{name}", (3, 32, 32), NUM_CLASSES)
     assert isinstance(network, WrappedNetwork)
     assert network.classifier_name == classifier_name
     check_network(network, (3, 32, 32), num_features)
 
 
-def test_network_of_torchvision_with_auxiliary_classifiers_returns_one_tensor_in_training_mode() -> None:
+def test_torchvision_network_with_auxiliary_classifiers_returns_one_tensor_in_training_mode() -> None:
     network = build_model("torchvision:googlenet", (3, 32, 32), NUM_CLASSES)
     assert network.training
     assert network(torch.randn(2, 3, 32, 32)).shape == (2, NUM_CLASSES)
 
 
-def test_vision_transformer_of_torchvision() -> None:
+def test_vision_transformer_is_wrapped() -> None:
     transformer = import_torchvision().models.VisionTransformer(
         image_size=16, patch_size=8, num_layers=1, num_heads=2, hidden_dim=12, mlp_dim=8
     )
@@ -322,7 +322,7 @@ def test_vision_transformer_of_torchvision() -> None:
     check_network(network, (3, 16, 16), 12)
 
 
-def test_shape_that_a_network_of_torchvision_cannot_take_is_explained() -> None:
+def test_shape_that_a_torchvision_network_cannot_take_is_explained() -> None:
     message = (
         r"model torchvision:mobilenet_v3_small: MobileNetV3 cannot take inputs of shape \(1, 28, 28\) .* 3 channels"
     )
@@ -330,7 +330,7 @@ def test_shape_that_a_network_of_torchvision_cannot_take_is_explained() -> None:
         build_model("torchvision:mobilenet_v3_small", (1, 28, 28), NUM_CLASSES)
 
 
-def test_unknown_networks_of_torchvision_are_named() -> None:
+def test_unknown_torchvision_networks_are_named() -> None:
     with pytest.raises(ValueError, match=r"unknown model torchvision:resnet1: .* did you mean .*resnet18"):
         build_model("torchvision:resnet1", (3, 32, 32), NUM_CLASSES)
     with pytest.raises(ValueError, match="unknown model torchvision:fasterrcnn_resnet50_fpn"):
@@ -343,7 +343,7 @@ def test_missing_timm_is_one_line_with_the_remedy(monkeypatch: pytest.MonkeyPatc
         build_model("timm:resnet18", (3, 32, 32), NUM_CLASSES)
 
 
-def test_networks_of_timm() -> None:
+def test_timm_networks_are_wrapped() -> None:
     import_torchvision()
     pytest.importorskip("timm")
     check_network(build_model("timm:mobilenetv3_small_050", (1, 32, 32), NUM_CLASSES), (1, 32, 32), 1024)
@@ -379,9 +379,7 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize(("attribute", "num_features"), [("build", 8), ("Net", 6)])
-def test_builder_of_ones_own_is_named_by_module_and_attribute(
-    own_module: str, attribute: str, num_features: int
-) -> None:
+def test_user_builder_is_named_by_module_and_attribute(own_module: str, attribute: str, num_features: int) -> None:
     check_network(build_model(f"{own_module}:{attribute}", (6,), NUM_CLASSES), (6,), num_features)
 
 

@@ -118,7 +118,7 @@ def test_schedules_of_the_released_code() -> None:
     assert method.num_iterations("pretrain") == method.num_iterations("train") == method.task.config.iterations
 
 
-def test_recipes_differ_where_they_should() -> None:
+def test_recipes_differ_as_documented() -> None:
     paper, released = _method(), _method(recipe="released")
     assert (paper.loss.curriculum.mapping, released.loss.curriculum.mapping) == ("linear", "convex")
     for method in (paper, released):

@@ -123,7 +123,7 @@ def test_what_is_not_known_is_left_out(tmp_path) -> None:
     assert "labelled confidence" in page.text, "a label-free sign takes the place of the purity"
 
 
-def test_methods_without_a_labeled_set(tmp_path) -> None:
+def test_methods_without_a_labeled_set_have_no_thresholds(tmp_path) -> None:
     page = report(write_run(tmp_path / "run", replace(UNLABELED, method="proden")))
     assert "PRODEN with the network mlp" in page.text
     for absent in ("labelled", "threshold", "Dotted lines"):
@@ -165,7 +165,7 @@ def test_text_from_the_data_is_escaped(tmp_path) -> None:
         assert text in page.text
 
 
-def test_counts_per_class() -> None:
+def test_counts_per_class_match_the_results() -> None:
     results = make_results(Synthetic())
     counts = count_per_class(results)
     for number in range(4):
@@ -244,7 +244,7 @@ def without_test_prediction(directory: Path) -> None:
         (lambda run: (run / "results.npz").unlink(), "This run has no results.npz"),
     ],
 )
-def test_warnings(tmp_path, edit: Callable[[Path], None], warning: str) -> None:
+def test_each_sign_of_trouble_is_a_warning(tmp_path, edit: Callable[[Path], None], warning: str) -> None:
     directory = write_run(tmp_path / "run", Synthetic(num_instances=400))
     assert warning not in report(directory).text
     edit(directory)
@@ -370,7 +370,9 @@ def test_a_broken_run_is_a_one_line_error(tmp_path, capsys, damage: Callable[[Pa
         (["run", "-o", "folder.html"], "folder.html"),
     ],
 )
-def test_invalid_arguments(tmp_path, capsys, monkeypatch, arguments: list[str], message: str) -> None:
+def test_invalid_arguments_are_one_line_errors(
+    tmp_path, capsys, monkeypatch, arguments: list[str], message: str
+) -> None:
     write_run(tmp_path / "run")
     (tmp_path / "folder.html").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -476,7 +478,7 @@ def test_percentages_are_all_or_none_only_if_they_are(value: float, text: str) -
     assert percent(value).replace("\N{NO-BREAK SPACE}", " ") == text
 
 
-def test_words() -> None:
+def test_counts_and_lists_are_put_into_words() -> None:
     assert (count(1, "class"), count(1200, "class"), count(2, "fold")) == ("1 class", "1,200 classes", "2 folds")
     assert enumeration(["a"]) == "a"
     assert enumeration(["a", "b", "c"]) == "a, b and c"

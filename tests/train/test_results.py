@@ -155,7 +155,7 @@ def test_missing_and_unknown_arrays_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"no zip file", b"PK\x03\x04 cut off"])
-def test_file_of_another_kind(tmp_path: Path, content: bytes) -> None:
+def test_file_of_another_kind_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "results.npz"
     path.write_bytes(content)
     assert "not a results file" in refused(path)
@@ -170,7 +170,7 @@ def test_single_array_and_pickled_objects_are_refused(tmp_path: Path) -> None:
     assert "not a results file" in refused(path)
 
 
-def test_missing_and_truncated_file(tmp_path: Path) -> None:
+def test_missing_and_truncated_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "results.npz"
     assert "no results file" in refused(path)
     save_results(path, complete())

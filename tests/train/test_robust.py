@@ -11,7 +11,7 @@ from plsp_train.config import build_config
 from plsp_train.data.candidate_sets import CandidateSets
 from plsp_train.methods import PLSP
 from plsp_train.methods.plsp import largest_ss_weight
-from plsp_train.methods.selection import Scores, remember, select_reliable
+from plsp_train.methods.selection import alignment, soft_sizes
 from plsp_train.model_file import read_model_file
 from small_runs import digits_task, metrics, run, run_interrupted
 
@@ -31,9 +31,29 @@ def test_the_recipe_is_a_set_of_defaults() -> None:
     assert changed == {"recipe", *PLSP.recipes["robust"]}
 
 
+def test_the_recipe_leaves_the_augmentation_of_weak_views_to_the_data() -> None:
+    for dataset, augments in (("fmnist", False), ("digits", True), ("cifar10", True)):
+        assert build_config({"dataset": dataset, "recipe": "robust"}).augment_weak == augments
+        assert build_config({"dataset": dataset}).augment_weak
+
+
 def test_the_recipe_is_refused_for_other_methods() -> None:
     with pytest.raises(ValueError, match="method cc has no recipe 'robust': choose paper or released"):
         build_config({"method": "cc", "recipe": "robust"})
+
+
+def test_pretraining_blends_into_the_likelihood_of_the_candidate_sets() -> None:
+    task = digits_task(blend_likelihood=True, pretrain_epochs=5, pretrain_batch=1437)  # all instances
+    task.model.eval()  # batch norms do not depend on the order of the batch
+    method = PLSP(task)
+    method.start_epoch("pretrain", 1)
+    candidates = task.candidates[torch.arange(1437)]
+    probabilities = task.model(task.augmentation.plain(task.inputs)).softmax(1)
+    mean = (-(probabilities.log() * candidates).sum(1) / candidates.sum(1)).mean()
+    likelihood = -(probabilities * candidates).sum(1).log().mean()
+    for epoch, share in enumerate((0, 0.25, 0.5, 0.75, 1), start=1):
+        expected = (1 - share) * mean + share * likelihood
+        torch.testing.assert_close(method.step("pretrain", epoch).loss, expected)
 
 
 def test_cosine_decays_to_zero_over_the_semi_supervised_epochs() -> None:
@@ -41,12 +61,6 @@ def test_cosine_decays_to_zero_over_the_semi_supervised_epochs() -> None:
     assert method.learning_rate("pretrain", 70) == method.learning_rate("train", 1) == 0.2
     assert method.learning_rate("train", 51) == pytest.approx(0.1)
     assert 0 < method.learning_rate("train", 100) < 1e-3 * 0.2
-
-
-def test_ramp_takes_its_share_of_the_epochs() -> None:
-    method = _method(ss_ramp=0.25, ss_weight=2.0, epochs=40)
-    assert [method.ss_weight(epoch) for epoch in (1, 5, 10, 11, 40)] == pytest.approx([0.2, 1, 2, 2, 2])
-    assert _method(ss_ramp=0.0, ss_weight=2.0, epochs=40).ss_weight(1) == 2
 
 
 def test_bound_is_the_weight_at_which_wrong_labels_sustain_themselves() -> None:
@@ -66,39 +80,38 @@ def test_bound_limits_the_weight_but_does_not_raise_it() -> None:
     assert _method(bound_ss_weight=True, flip_probability=0.2, epochs=40).ss_weight(40) == 1
 
 
-def _scores(labels: list[int], activation: list[float]) -> Scores:
-    return Scores(torch.tensor(labels), torch.tensor(activation), torch.ones(len(labels), dtype=torch.bool))
+def test_alignment_brings_classes_closer_to_their_expected_sizes() -> None:
+    generator = torch.Generator().manual_seed(0)
+    candidates = torch.rand(4000, 5, generator=generator) < 0.6
+    candidates[~candidates.any(1)] = True
+    logits = torch.randn(4000, 5, generator=generator) + torch.tensor([0.0, 0.0, 0.0, 1.0, -3.0])  # of classes 3 and 4
+    expected = CandidateSets.pack(candidates).sizes_by_chance()
+    assert expected.sum() == pytest.approx(4000)
+    sizes = soft_sizes(logits, candidates)
+    assert sizes[4] < 0.2 * expected[4]
+    aligned = soft_sizes(logits + alignment(sizes, expected), candidates)
+    before, after = (sizes - expected).abs(), (aligned - expected).abs()
+    assert (after[3:] < 2 / 3 * before[3:]).all()
+    assert (after[:3] < 0.1 * expected[:3]).all()
 
 
-def test_memory_averages_values_while_the_label_stays() -> None:
-    before = torch.tensor([4.0, 4.0, -2.0, -2.0])
-    scores = remember(_scores([0, 1, 0, 1], [8.0, 8.0, -6.0, -6.0]), torch.tensor([0, 0, 0, 0]), before, 0.75)
-    assert scores.activation.tolist() == [5.0, 2.0, -3.0, -6.0]
+def test_alignment_is_finite_for_classes_that_are_never_predicted_or_never_candidates() -> None:
+    shift = alignment(torch.tensor([0.0, 5.0, 0.0]), torch.tensor([5.0, 0.0, 0.0]))
+    assert shift.isfinite().all()
+    assert shift[0] > 0 > shift[1]
+    assert shift[2] == 0
 
 
-def test_memory_passes_over_instances_whose_label_keeps_changing() -> None:
-    # Of six instances labelled 0 in the last epoch, the last two alternate between two labels with the highest values.
-    labels, values = torch.tensor([0, 0, 0, 0, 1, 1]), torch.tensor([3.0, 2.9, 2.8, 2.7, 9.0, 9.0])
-    for epoch in range(6):
-        scores = _scores([0, 0, 0, 0, epoch % 2, epoch % 2], [3.0, 2.9, 2.8, 2.7, 5.0, 5.0])
-        scores = remember(scores, labels, values, 0.5)
-        labels, values = scores.labels, scores.activation
-        if epoch % 2 == 0:
-            assert select_reliable(scores, 2, 2).tolist() == [0, 1]
-
-
-def test_memory_spans_epochs_of_a_run() -> None:
-    method = _method(selection_memory=0.5)
-    method.start_epoch("train", 1)
-    first = method.remembered.clone()
-    with torch.no_grad():
-        method.task.model.classifier.weight.mul_(2)
-    scores, labels = method._scores(), method.labels
-    method.start_epoch("train", 2)
-    expected = torch.where(scores.labels == labels, (first + scores.activation) / 2, scores.activation.clamp_max(0))
-    kept = scores.labels == labels
-    torch.testing.assert_close(method.remembered[kept], expected[kept])
-    assert kept.float().mean() > 0.5
+def test_a_class_that_the_network_never_prefers_is_selected_with_aligned_sizes() -> None:
+    for align_sizes in (False, True):
+        method = _method(align_sizes=align_sizes)
+        with torch.no_grad():
+            method.task.model.classifier.bias[3] -= 20
+        metrics = method.start_epoch("train", 1)
+        assert (metrics["labeled_per_class"][3] > 0) == align_sizes
+    resumed = _method(align_sizes=True)
+    resumed.load_state_dict(method.state_dict())
+    assert torch.equal(resumed.sizes, method.sizes)
 
 
 def test_average_follows_the_weights_and_the_statistics_of_batch_norms() -> None:

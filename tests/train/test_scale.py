@@ -3,6 +3,7 @@
 import gc
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -33,7 +34,7 @@ from small_runs import SMALL, metrics
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 70), st.integers(2, 41), st.integers(0, 2**31))
-def test_packed_sets_are_the_sets(count: int, num_classes: int, seed: int) -> None:
+def test_packed_sets_unpack_to_the_same_sets(count: int, num_classes: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     sets = torch.rand(count, num_classes, generator=generator) < 0.5
     packed = CandidateSets.pack(sets.split(13))
@@ -59,7 +60,7 @@ def _file(tmp_path: Path, *shape: int) -> tuple[Path, np.ndarray]:
 
 
 @pytest.mark.parametrize("shape", [(50, 6, 5), (50, 6, 5, 1), (50, 4, 5, 3)])
-def test_images_in_a_file_are_those_of_the_array(tmp_path: Path, shape: tuple[int, ...]) -> None:
+def test_images_in_a_file_equal_the_array(tmp_path: Path, shape: tuple[int, ...]) -> None:
     path, images = _file(tmp_path, *shape)
     expected = torch.from_numpy(images if images.ndim == 4 else images[..., None]).permute(0, 3, 1, 2)
     mapped, index = MappedImages(path, workers=1), torch.tensor([49, 0, 7, 7])
@@ -110,7 +111,22 @@ def test_readers_end_with_their_process_even_if_it_is_killed(tmp_path: Path) -> 
     assert len(done.stdout.split()) == 1
 
 
-def test_upcoming_batches_are_those_that_follow() -> None:
+def test_images_are_read_without_readers_once_one_is_killed(tmp_path: Path, capsys: Any) -> None:
+    path, images = _file(tmp_path, 50, 6, 5)
+    mapped = MappedImages(path, workers=1)
+    mapped.prefetch(slice(0, 5))
+    mapped[:5]
+    (reader,) = multiprocessing.active_children()
+    mapped.prefetch(slice(5, 10))
+    os.kill(reader.pid, signal.SIGKILL)
+    reader.join()
+    for part in (slice(5, 10), slice(10, 15), slice(0, 5)):
+        mapped.prefetch(part)
+        assert (mapped[part][:, 0].numpy() == images[part]).all()
+    assert capsys.readouterr().err.count("a process that reads images ahead was killed") == 1
+
+
+def test_upcoming_batches_are_the_batches_drawn_next() -> None:
     sampler = IndexSampler(torch.arange(10), 3, torch.Generator().manual_seed(0))
     assert sampler.upcoming(2) == [], "the next pass is not drawn yet"
     next(sampler)
@@ -143,7 +159,7 @@ def _digits_folder(tmp_path: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("options", [[], ["--method", "proden", "--validation-fraction", "0.2"]])
-def test_run_on_a_folder_of_arrays_is_that_on_the_archive(tmp_path: Path, options: list[str]) -> None:
+def test_run_on_a_folder_of_arrays_equals_the_run_on_the_archive(tmp_path: Path, options: list[str]) -> None:
     for data in _digits_folder(tmp_path):
         workers = ["--workers", "1"] if data.is_dir() else []
         out = str(tmp_path / f"run{data.suffix}")
@@ -159,7 +175,7 @@ def test_run_on_a_folder_of_arrays_is_that_on_the_archive(tmp_path: Path, option
     [
         ("images", np.zeros((1437, 8, 8), np.float32), "images must be uint8"),
         ("candidates", np.zeros((1437, 10), bool), "candidates: row 0 has no candidate"),
-        ("labels", np.zeros(1436, np.int64), "labels has 1436 rows, and images has 1437"),
+        ("labels", np.zeros(1436, np.int64), "labels has 1436 rows, but images has 1437"),
         ("lables", np.zeros(1437, np.int64), "did you mean 'labels'?"),
         ("labels", np.array([{}] * 1437), "pickled objects"),
     ],

@@ -26,6 +26,11 @@ def numbers(inputs: torch.Tensor | None) -> list[int]:
     return inputs[:, 0].int().tolist()
 
 
+def test_features_whose_variance_overflows_are_refused() -> None:
+    with pytest.raises(ValueError, match="the variance of the features overflows in float32"):
+        split_source(numbered(inputs=numbered().inputs * 1e35), Split(), normalise="global")
+
+
 def test_without_a_split_the_source_is_kept_whole() -> None:
     data = split_source(numbered(), Split())
     assert numbers(data.train_inputs) == list(range(COUNT))

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import plsp_train.cli
@@ -174,6 +175,25 @@ def test_an_interrupted_run_is_resumed(half_failed, tmp_path, capsys) -> None:
     assert main(["--out", str(tmp_path), "--lr", "0.05", "--", *SMALL]) == 0
     assert f"resuming {broken}" in (broken / "log.txt").read_text()
     assert metrics(broken) == metrics(whole)
+
+
+@pytest.mark.parametrize(
+    ("options", "result"), [([], "plsp-own-seed0: "), (["--folds", "2"], "plsp-own-folds2-seed0: micro-F1 ")]
+)
+def test_runs_without_a_test_set_and_cross_validations_are_finished_once(
+    tmp_path, monkeypatch, capsys, options: list[str], result: str
+) -> None:
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 3, 60)
+    arrays = {"features": generator.normal(size=(60, 4)), "candidates": np.eye(3, dtype=bool)[labels]}
+    np.savez(tmp_path / "own.npz", **arrays, **({"labels": labels} if options else {}))
+    common = ["--pretrain-epochs", "1", "--epochs", "1", "--iterations", "1", "--select", "lr"]
+    command = ["--dataset", str(tmp_path / "own.npz"), *options, "--out", str(tmp_path / "sweep"), "--", *common]
+    assert main(command) == 0
+    assert result in capsys.readouterr().out
+    monkeypatch.setattr(runner, "_start", None)
+    assert main(command) == 0
+    assert "1 of 1 runs are already finished" in capsys.readouterr().out
 
 
 def test_a_signal_lets_the_runs_save_and_the_same_command_continues(tmp_path) -> None:

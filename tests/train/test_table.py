@@ -90,7 +90,7 @@ def test_t_test_is_two_sided_at_one_percent() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_constant_differences() -> None:
+def test_constant_differences_are_significant_unless_zero() -> None:
     assert significant_gain({0: 1.0, 1: 2.0}, {0: 1.0, 1: 2.0}) == 0
     assert significant_gain({0: 1.5, 1: 2.5}, {0: 1.0, 1: 2.0}) == 1
 
@@ -137,6 +137,21 @@ def test_different_settings_are_separate_rows() -> None:
     assert [label for label, _ in micro.rows] == ["CC", "PLSP (k 20)", "PLSP (k 50)"]
     assert cell(micro, "PLSP (k 20)", "FPS 0.5").mean == pytest.approx(0.92)
     assert not any(cell.mark for _, cells in micro.rows for cell in cells), "no single PLSP to test against"
+
+
+def test_a_recipe_stands_for_its_settings() -> None:
+    runs = [
+        *series([0.8, 0.8]),
+        *series([0.9, 0.9], recipe="robust"),
+        *series([0.7, 0.7], schedule="cosine"),
+        *series([0.6, 0.6], recipe="robust", average_epochs=1.0),
+    ]
+    assert [row for row, _ in table(runs, "digits-micro_f1").rows] == [
+        "PLSP (recipe paper)",
+        "PLSP (recipe paper, schedule cosine)",
+        "PLSP (recipe robust)",
+        "PLSP (recipe robust, average_epochs 1.0)",
+    ]
 
 
 def test_settings_without_effect_do_not_split_a_row() -> None:

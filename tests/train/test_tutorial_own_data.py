@@ -1,4 +1,4 @@
-"""The tutorial on data of one's own: its files work as written, and its commands print what it shows."""
+"""The tutorial on user data: its files work as written, and its commands print what it shows."""
 
 import csv
 import importlib

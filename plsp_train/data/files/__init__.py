@@ -1,4 +1,4 @@
-"""Readers of data of one's own: NumPy archives, MATLAB files, tables, and folders of images.
+"""Readers of user data: NumPy archives, MATLAB files, tables, and folders of images.
 
 Every reader returns a `Source`. Its errors name the file, the key or column, and the row; nothing is ever unpickled.
 """
@@ -51,10 +51,10 @@ def read_inputs(path: Path, wanted: InputSpec) -> Inputs:
     is_picture = path.is_dir() or path.suffix.lower() in SUFFIXES
     read = read_image_inputs if is_picture else _by_suffix(path, _INPUT_READERS)
     if is_picture and not wanted.is_image:
-        raise ValueError(f"{path} holds images, and the network was trained on vectors")
+        raise ValueError(f"{path} holds images, but the network was trained on vectors")
     if wanted.is_image and not is_picture and path.suffix.lower() != ".npz":
         raise ValueError(
-            f"{path} holds vectors, and the network was trained on images: give a folder or .npz of images"
+            f"{path} holds vectors, but the network was trained on images: give a folder or .npz of images"
         )
     found = read(path, wanted)
     if tuple(found.inputs.shape[1:]) != wanted.input_shape:
@@ -75,4 +75,4 @@ def _by_suffix(path: Path, readers: dict[str, Callable]) -> Callable:
     try:
         return readers[path.suffix.lower()]
     except KeyError:
-        raise ValueError(f"{path} is of no known kind: give {', '.join(readers)}, or a folder of images") from None
+        raise ValueError(f"{path} is not of a known kind: give {', '.join(readers)}, or a folder of images") from None

@@ -51,7 +51,7 @@ def feature_tensor(features: np.ndarray) -> Tensor:
     place = first_not_finite(features)
     if place is not None:
         row, column = place
-        raise ValueError(f"row {row}, column {column} is {features[place]}, and features must be finite in float32")
+        raise ValueError(f"row {row}, column {column} is {features[place]}, but features must be finite in float32")
     return torch.from_numpy(np.ascontiguousarray(features, dtype=np.float32))
 
 
@@ -72,7 +72,7 @@ def label_tensor(labels: np.ndarray, num_classes: int) -> Tensor:
     wrong = (labels < 0) | (labels >= num_classes)
     if wrong.any():
         row = int(wrong.argmax())
-        raise ValueError(f"row {row} is {labels[row]}, and classes are 0..{num_classes - 1}")
+        raise ValueError(f"row {row} is {labels[row]}, but classes are 0..{num_classes - 1}")
     return torch.from_numpy(labels.astype(np.int64))
 
 

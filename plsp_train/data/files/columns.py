@@ -59,7 +59,7 @@ def _is_text(column: str) -> bool:
 
 def _check_header(path: Path, header: list[str]) -> None:
     if len(header) == 1 and any(separator in header[0] for separator in ";\t"):
-        raise ValueError(f"{path} must separate its columns by commas, and its header is {header[0]!r}")
+        raise ValueError(f"{path} must separate its columns with commas, but its header is {header[0]!r}")
     seen: set[str] = set()
     for name in header:
         if name in _INDEX_COLUMNS:
@@ -74,7 +74,7 @@ def _not_a_number(place: str, column: str, value: object) -> ValueError:
     hint = did_you_mean(column.lower(), (*TEXT_COLUMNS, ANNOTATOR))
     if column == "file":
         hint = "; for images, give the folder that holds this table"
-    return ValueError(f"{place}: column {column!r} is {shown}, and features must be finite numbers{hint}")
+    return ValueError(f"{place}: column {column!r} is {shown}, but features must be finite numbers{hint}")
 
 
 # -------------------------------------------------------------------------------------------------------- CSV
@@ -102,7 +102,7 @@ def _csv_table(path: Path, reader: Any, is_text: Callable[[str], bool]) -> Table
         if not cells:
             continue  # a blank line
         if len(cells) != len(header):
-            raise ValueError(f"{path}: line {reader.line_num} has {len(cells)} cells, and the header has {len(header)}")
+            raise ValueError(f"{path}: line {reader.line_num} has {len(cells)} cells, but the header has {len(header)}")
         for position, values in text_columns:
             values.append(cells[position].strip())
         try:
@@ -151,7 +151,7 @@ def _read_parquet(path: Path, is_text: Callable[[str], bool]) -> Table:
 def _texts(path: Path, column: str, values: list[Any]) -> list[str]:
     for row, value in enumerate(values):
         if value is not None and (isinstance(value, bool) or not isinstance(value, str | int)):
-            raise ValueError(f"{path}: row {row}: column {column!r} is {value!r}, and must be text")
+            raise ValueError(f"{path}: row {row}: column {column!r} is {value!r}, but must be text")
     return ["" if value is None else str(value).strip() for value in values]
 
 

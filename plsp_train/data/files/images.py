@@ -5,7 +5,7 @@ import os
 import signal
 import statistics
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -94,6 +94,9 @@ def _mapping(paths: list[Path], workers: int | None) -> Iterator[_Map]:
     with ProcessPoolExecutor(workers, context, initializer=signal.signal, initargs=ignore) as pool:
         try:
             yield partial(pool.map, chunksize=_IMAGES_PER_TASK)
+        except BrokenExecutor:
+            message = "a process that decodes images was killed, probably for lack of memory: use fewer --workers"
+            raise ValueError(message) from None
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise

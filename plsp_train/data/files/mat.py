@@ -80,7 +80,7 @@ def _oriented(path: Path, features: np.ndarray, sets: np.ndarray) -> tuple[np.nd
     found = f"data {_size(features)} and partial_target {_size(sets)}"
     if not fits:
         raise ValueError(f"{path}: {found} have no length in common; need n×d and l×n")
-    raise ValueError(f"{path}: it is unclear which way {found} lie; save features n×d and candidates n×l as .npz")
+    raise ValueError(f"{path}: the orientation of {found} is ambiguous; save features n×d and candidates n×l as .npz")
 
 
 def _labels(path: Path, target: np.ndarray, shape: tuple[int, ...]) -> Tensor:
@@ -92,7 +92,7 @@ def _labels(path: Path, target: np.ndarray, shape: tuple[int, ...]) -> Tensor:
         wrong = mask.sum(axis=1) != 1
         if wrong.any():
             row = int(wrong.argmax())
-            raise ValueError(f"instance {row} has {mask[row].sum()} true labels, and must have one")
+            raise ValueError(f"instance {row} has {mask[row].sum()} true labels, but must have one")
     return torch.from_numpy(mask.argmax(axis=1))
 
 

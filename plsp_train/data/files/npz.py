@@ -154,7 +154,7 @@ class Archive:
             length, expected = array.shape[:1], len(self.array(inputs))
             if length != (expected,):
                 found = f"has {length[0]} rows" if length else "is a single value"
-                raise ValueError(f"{self.path}: {key} {found}, and {inputs} has {expected}")
+                raise ValueError(f"{self.path}: {key} {found}, but {inputs} has {expected}")
 
     def class_names(self, form: str | None) -> tuple[str, ...]:
         """Those of the file, or numbers: as many as a matrix has columns, or up to the highest label."""
