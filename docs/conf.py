@@ -49,7 +49,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(torch|nn|numpy|np|typing|collections|pathlib)\..*"),
     (r"py:.*", r"plsp_train\.models\.base\.Network"),
-    (r"py:.*", r"(Tensor|Module|Callable|Sequence|Path|RandomState|Results)"),
+    (r"py:.*", r"(Tensor|Module|ProcessGroup|Callable|Sequence|Path|RandomState|Results)"),
     (r"py:.*", r"(optional|array-like|array|ndarray|callable|scalar|sequence)"),
     # Types in numpydoc sections that are shapes and choices, not names: "shape (N, l)", "{'full', 'diagonal'}".
     (r"py:class", r".*[^\w.].*"),
