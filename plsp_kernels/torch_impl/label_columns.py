@@ -77,28 +77,35 @@ class StreamedColumns:
 class DiagonalColumns:
     """Columns of diagonal covariances s_y: q_k = Σ w_k² s_y - 2 Σ w_k s_y w_y + Σ w_y² s_y.
 
-    Centring the weight makes the terms small. Entries that still cancel are computed from the differences.
+    Centring the weight makes the terms small. Entries that still cancel are computed from the differences. Features are
+    independent of each other: they come in chunks that stay in cache, and no copy of the weight is made.
     """
 
     def __init__(self, weight: Tensor, variances: Tensor, classes: Tensor, strength: float | Tensor) -> None:
         """variances (U, d) of the classes (U,)."""
         self.weight, self.variances, self.classes = weight, variances, classes
-        self.centred = centred_rows(weight)
-        self.own = self.centred[classes]
-        self.scaled = self.own * variances
-        terms = torch.mm(variances, self.centred.square().t())
-        terms.add_((self.scaled * self.own).sum(1, keepdim=True))
-        quadratic = torch.addmm(terms, self.scaled, self.centred.t(), alpha=-2)
-        self.quadratic = quadratic.clamp_(min=0).scatter_(1, classes[:, None], 0)
+        terms = weight.new_zeros(classes.shape[0], weight.shape[0])
+        cross = torch.zeros_like(terms)
+        for part, centred in self._centred():
+            own, part_variances = centred[classes], variances[:, part]
+            scaled = own * part_variances
+            cross.addmm_(scaled, centred.t())
+            terms.add_(scaled.mul_(own).sum(1, keepdim=True)).addmm_(part_variances, centred.square_().t())
+        self.quadratic = torch.sub(terms, cross, alpha=2, out=cross).clamp_(min=0).scatter_(1, classes[:, None], 0)
         self.cancelled: tuple[Tensor, Tensor] | None = None  # slots and classes k of the entries
         if weight.device.type == "cpu":  # on other devices, finding the entries would need a host sync
             # They are small against their terms, unless λ makes the rounding of these harmless.
-            cancelled = (quadratic < terms * _CANCELLED) & (terms * float(strength) > _HARMLESS)
+            cancelled = (self.quadratic < terms * _CANCELLED) & (terms * float(strength) > _HARMLESS)
             slots, k = cancelled.scatter_(1, classes[:, None], False).nonzero(as_tuple=True)
             if slots.shape[0]:
                 self.cancelled = slots, k
                 for part, products, difference in self._cancelled_products():
                     self.quadratic[slots[part], k[part]] = products.mul_(difference).sum(1)
+
+    def _centred(self) -> Iterator[tuple[slice, Tensor]]:
+        """Chunks of features, and the columns of the centred weight (l, n) to them."""
+        for part in chunk_slices(self.weight.shape[1], self.weight.shape[0], self.weight.dtype):
+            yield part, centred_rows(self.weight[:, part])
 
     def _cancelled_products(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """s_y (w_k - w_y) and w_k - w_y of chunks of the entries that cancel, (n, d) each."""
@@ -116,8 +123,10 @@ class DiagonalColumns:
                 out.index_add_(0, k[part], products, alpha=2)
                 out.index_add_(0, self.classes[slots[part]], products, alpha=-2)
             grad_quadratic = grad_quadratic.index_put(self.cancelled, grad_quadratic.new_zeros(()))
-        grad = torch.mm(grad_quadratic.t(), self.variances).mul_(self.centred)
-        grad.addmm_(grad_quadratic.t(), self.scaled, alpha=-1)
-        own = torch.mm(grad_quadratic, self.centred)
-        own.addcmul_(grad_quadratic.sum(1, keepdim=True), self.own, value=-1).mul_(self.variances)
-        out.add_(grad.index_add_(0, self.classes, own, alpha=-1), alpha=2)
+        row_sums = grad_quadratic.sum(1, keepdim=True)
+        for part, centred in self._centred():
+            own, variances = centred[self.classes], self.variances[:, part]
+            own_grad = torch.mm(grad_quadratic, centred).addcmul_(row_sums, own, value=-1).mul_(variances)
+            grad = torch.mm(grad_quadratic.t(), variances).mul_(centred)
+            grad.addmm_(grad_quadratic.t(), own.mul_(variances), alpha=-1)
+            out[:, part].add_(grad.index_add_(0, self.classes, own_grad, alpha=-1), alpha=2)
