@@ -114,21 +114,26 @@ FUSED_GRAM_CLASSES = 128
 """Up to this many classes, one tile spans all columns of G_y and the product stays in registers."""
 
 
-def gram_blocks(num_classes: int, like: Tensor) -> Blocks:
-    """Blocks of the fused kernel for T_y and G_y: tiles of BLOCK_M rows and BLOCK_L ≥ l columns of G."""
+def gram_tilings(num_classes: int, like: Tensor) -> list[Blocks]:
+    """Tilings of the fused kernel for T_y and G_y, BLOCK_M rows by BLOCK_L ≥ l columns: the default, then others."""
     block_l = class_block(num_classes, FUSED_GRAM_CLASSES)
     precision, _, _, _, rows, warps = float32_products(target(like.device))
     stages = 3 if precision == "tf32x3" else 2  # TF32 spills with 2 on sm_80 (no gradient), IEEE with 3 on sm_86
+    choices = [(rows, stages), (rows, 5 - stages), (96 - rows, stages)]  # 2 or 3 stages, 32 or 64 rows
     if like.dtype == torch.float64:
-        rows, warps, stages = 32, 8, 2
-    return {
-        "BLOCK_M": min(block_l, rows),
-        "BLOCK_L": block_l,
-        "BLOCK_D": 16,
-        "BLOCK_K": 16,
-        "num_warps": 4 if block_l <= 32 else warps,
-        "num_stages": stages,
-    }
+        warps, choices = 8, [(32, 2)]
+    tilings = []
+    for largest, num_stages in choices:
+        blocks = {
+            "BLOCK_M": min(block_l, largest),
+            "BLOCK_L": block_l,
+            "BLOCK_D": 16,
+            "BLOCK_K": 16,
+            "num_warps": 4 if block_l <= 32 else warps,
+            "num_stages": num_stages,
+        }
+        tilings += [blocks] if blocks not in tilings else []
+    return tilings
 
 
 def matrix_tilings(num_rows: int, num_columns: int, like: Tensor, square: bool = False) -> list[Blocks]:
