@@ -59,7 +59,7 @@ FLOAT32_PRODUCTS = {
     "sm_90": Float32Products("tf32x3", 128, 16, 3, 64, 4),
     "sm_100": Float32Products("tf32x3", 128, 16, 3, 64, 4),
     # The TF32 peak of sm_86, sm_89 and sm_120 is one to two times the float32 peak, and older GPUs have no TF32. IEEE
-    # products spill with 16 rows per warp, and the fused Gram kernel with more than 32 rows.
+    # products spill with 16 rows per warp. Of the fused Gram kernel, 32 rows leave two resident blocks, 64 rows one.
     "other sm": Float32Products("ieee", 64, 8, 3, 32, 8),
     # IEEE products in matrix units. Two stages, 8 KiB, leave room for eight programs in 64 KiB of shared memory.
     "gfx": Float32Products("ieee", 64, 16, 2, 64, 8),
@@ -251,7 +251,7 @@ def assignment_blocks() -> Blocks:
 
 def mean_blocks(num_features: int, device: torch.device) -> Blocks:
     """Blocks of the features of a class mean, streaming over BLOCK_N samples."""
-    # In float32 at 512 features, ptxas spills with 64 features and 8 warps on sm_120, with 128 and 4 on sm_90.
+    # At 512 features, ptxas spills with 64 features and 8 warps on sm_120 (diagonal Σ), with 128 and 4 on sm_90.
     largest, warps = (128, 4) if target(device) == "sm_120" else (64, 8)
     block = class_block(num_features, largest)
     return {"BLOCK_N": 16, "BLOCK_D": block, "num_warps": 1 if block <= 32 else warps, "num_stages": 2}
