@@ -2,15 +2,17 @@
 
     python -m benchmarks.gpu_check                       # writes build/gpu-check.json
 
-Without a GPU it does nothing and exits with code 2. If the tests or the benchmark fail, the file is written all the
-same, and the exit code is 1.
+Without a GPU it does nothing and exits with code 2. Whatever fails, the file is written all the same, with the error
+in place of the missing section, and the exit code is 1.
 """
 
 import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,16 +96,32 @@ def counted_launches() -> dict[str, Any]:
     }
 
 
+def attempt(section: Callable[[], Any]) -> Any:
+    """The section, or the error in its place: one failure must not cost the results of everything else."""
+    try:
+        return section()
+    except Exception as error:
+        traceback.print_exc()
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
 def check(device: torch.device) -> dict[str, Any]:
     """All sections of the report."""
     return {
         "environment": results.environment(device),
         "tests": run(*TESTS),
         "benchmark": run(*BENCHMARK),
-        "launches_counted": counted_launches(),
-        "kernels_timed": {name: kernel_times(shape, device) for name, shape in SHAPES.items()},
+        "launches_counted": attempt(counted_launches),
+        "kernels_timed": {name: attempt(partial(kernel_times, shape, device)) for name, shape in SHAPES.items()},
         "benchmark_rows": results.read(results.csv_path(device)),
     }
+
+
+def succeeded(report: dict[str, Any]) -> bool:
+    """Whether both commands ended well and no section is an error."""
+    sections = report["launches_counted"], *report["kernels_timed"].values()
+    failed = any(isinstance(section, dict) and "error" in section for section in sections)
+    return not failed and report["tests"]["exit_code"] == report["benchmark"]["exit_code"] == 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -121,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(options.out, json.dumps(report, indent=2).encode())
     print(f"wrote {options.out}; please send this file")
-    return 1 if report["tests"]["exit_code"] or report["benchmark"]["exit_code"] else 0
+    return 0 if succeeded(report) else 1
 
 
 if __name__ == "__main__":

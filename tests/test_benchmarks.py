@@ -13,7 +13,7 @@ from benchmarks import gpu_check, results, table
 from benchmarks import measure as measuring
 from benchmarks.measure import Disagreement, largest_error, measure
 from benchmarks.problem import Problem
-from benchmarks.shapes import Shape
+from benchmarks.shapes import SHAPES, Shape
 from benchmarks.subjects import (
     CASES,
     CLOSED_FORM,
@@ -164,15 +164,30 @@ def test_rows_are_appended_and_new_columns_stay_empty_in_old_rows(tmp_path: Path
     assert results.read(path) == [{"a": "1", "b": ""}, {"a": "2", "b": "x, y"}]
 
 
-@pytest.mark.parametrize(("failed", "code"), [("", 0), ("tests", 1), ("benchmark", 1)])
+@pytest.mark.parametrize("failing", ["", "tests", "benchmark", "counted_launches", "kernel_times"])
 def test_gpu_check_writes_one_file_whatever_fails(
-    failed: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    report = {name: {"exit_code": int(name == failed)} for name in ("tests", "benchmark")}
+    def section(name: str) -> dict[str, int]:
+        if name == failing:
+            raise RuntimeError("an illegal memory access was encountered")
+        return {"figure": 1}
+
+    commands = {gpu_check.TESTS: "tests", gpu_check.BENCHMARK: "benchmark"}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(gpu_check, "check", lambda device: report)
-    assert gpu_check.main(["--out", str(tmp_path / "deep" / "report.json")]) == code
-    assert json.loads((tmp_path / "deep" / "report.json").read_text()) == report
+    monkeypatch.setattr(results, "hardware", lambda device: "some GPU")
+    monkeypatch.setattr(gpu_check, "run", lambda *command: {"exit_code": int(commands[command] == failing)})
+    monkeypatch.setattr(gpu_check, "counted_launches", lambda: section("counted_launches"))
+    monkeypatch.setattr(gpu_check, "kernel_times", lambda shape, device: section("kernel_times"))
+    path = tmp_path / "deep" / "report.json"
+    assert gpu_check.main(["--out", str(path)]) == int(bool(failing))
+    report = json.loads(path.read_text())
+    assert report["environment"]["hardware"] == "some GPU"
+    assert set(report["kernels_timed"]) == set(SHAPES)
+    assert report["tests"]["exit_code"] == int(failing == "tests")
+    error = {"error": "RuntimeError: an illegal memory access was encountered"}
+    assert (report["launches_counted"] == error) == (failing == "counted_launches")
+    assert all((times == error) == (failing == "kernel_times") for times in report["kernels_timed"].values())
 
 
 def test_gpu_check_keeps_the_output_of_a_command() -> None:

@@ -1,7 +1,7 @@
 """benchmarks.gpu_static: its counts and formulas against hand counts and published examples, and its stored results."""
 
+import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,12 +21,12 @@ import plsp_kernels
 from benchmarks import results
 from benchmarks.gpu_static import __main__ as command
 from benchmarks.gpu_static import ahead_of_time, compilation, report
-from benchmarks.gpu_static.calls import DTYPES, LOSS
+from benchmarks.gpu_static.calls import DTYPES, FUNCTIONS, LOSS
 from benchmarks.gpu_static.compilation import COLUMNS
 from benchmarks.gpu_static.instructions import instruction_mix
 from benchmarks.gpu_static.occupancy import resident_blocks
 from benchmarks.gpu_static.operations import launch_operations
-from benchmarks.gpu_static.roofline import GPUS, seconds
+from benchmarks.gpu_static.roofline import GPUS, roofline, seconds
 from benchmarks.gpu_static.work import AtenCounter, Work, count
 from benchmarks.shapes import SHAPES, Shape
 from plsp_kernels import ops
@@ -37,20 +37,49 @@ interpreted = pytest.mark.skipif(
 )
 
 
+REWRITE = "the kernels have changed: run python -m benchmarks.gpu_static --write"
+QUICK_ROWS = """
+import json
+from benchmarks.gpu_static import __main__ as command, compilation
+from benchmarks.shapes import SHAPES
+targets, names, dtypes = command.QUICK.values()
+every = compilation.binaries(targets, [SHAPES[name] for name in names], dtypes)
+print(json.dumps(compilation.compile_all(every)))
+"""
+
+
 @pytest.mark.aot
-def test_quick_run_agrees_with_stored_results() -> None:
+def test_quick_run_compiles_to_the_stored_registers_and_instructions() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    run = [sys.executable, "-m", "benchmarks.gpu_static", "--quick"]
-    result = subprocess.run(run, env=environment, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "nothing was measured on a GPU" in result.stdout
-    found = dict(re.findall(r"^\| ([\w ]+) \| fmnist .* \| (\d+ · \d+ · \d+) \|$", result.stdout, re.MULTILINE))
-    stored = {
-        row["kernel"]: f"{row['registers']} · {row['shared bytes']} · {row['resident blocks (computed)']}"
+
+    def run(*arguments: str) -> str:
+        result = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True)
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout
+
+    assert "nothing was measured on a GPU" in run("-m", "benchmarks.gpu_static", "--quick")
+    found = json.loads(run("-c", QUICK_ROWS))
+    stored = [
+        row
         for row in results.read(report.COMPILED_CSV)
         if row["target"] == "sm_80" and "fmnist" in row["shapes"].split() and "float32" in row["dtypes"].split()
-    }
-    assert found == stored, "the kernels have changed: run python -m benchmarks.gpu_static --write"
+    ]
+    merged = ("shapes", "dtypes")  # the stored rows name all that share the binary
+    assert [{name: row[name] for name in COLUMNS if name not in merged} for row in found] == [
+        {name: row[name] for name in COLUMNS if name not in merged} for row in stored
+    ], REWRITE
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_launches_bytes_and_operations_are_the_stored_ones(function: str, shape: str) -> None:
+    wanted = function, shape, "float32", "triton"
+    stored = [
+        row
+        for row in results.read(report.ROOFLINE_CSV)
+        if (row["function"], row["shape"], row["dtype"], row["implementation"]) == wanted
+    ]
+    assert roofline(function, SHAPES[shape], "float32", "triton") == stored, REWRITE
 
 
 def test_document_agrees_with_stored_results() -> None:

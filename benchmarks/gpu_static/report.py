@@ -36,14 +36,21 @@ def failures(compiled: Iterable[Row]) -> list[str]:
 
 
 def resources(compiled: Sequence[Row], dtype: str = "float32") -> str:
-    """Registers, shared bytes and resident blocks of each kernel, one column per target."""
+    """Registers, shared bytes and resident blocks of each kernel, one column per target.
+
+    If several functions have binaries of their own, the first one counts: that of the loss. Tile and warps are those
+    of the first target.
+    """
     rows = [row for row in compiled if dtype in row["dtypes"].split()]
     targets = list(dict.fromkeys(row["target"] for row in rows))
     shapes: dict[tuple[str, ...], list[str]] = {}
     for kernel in dict.fromkeys(row["kernel"] for row in rows):
         used = [row for row in rows if row["kernel"] == kernel]
         for shape in dict.fromkeys(shape for row in used for shape in row["shapes"].split()):
-            here = {row["target"]: row for row in used if shape in row["shapes"].split()}
+            here: dict[str, Row] = {}
+            for row in used:
+                if shape in row["shapes"].split():
+                    here.setdefault(row["target"], row)
             first = next(iter(here.values()))
             cells = [_resource_cell(here[target]) if target in here else "" for target in targets]
             shapes.setdefault((kernel, first["tile"], first["warps"], *cells), []).append(shape)

@@ -195,10 +195,10 @@ def class_gram(weight: Tensor, covariance: Tensor, classes: Tensor, save_product
         return gram, no_product
     if num_classes <= tiles.FUSED_GRAM_CLASSES:
         product = weight.new_empty(num_slots, num_classes, num_features, dtype=dtype) if save_product else no_product
-        blocks = tiles.gram_blocks(num_classes, gram)
-        tiles.launch(
+        tuning.launch(
             _class_gram_kernel,
-            (triton.cdiv(num_classes, blocks["BLOCK_M"]), num_slots),
+            tiles.gram_tilings(num_classes, gram),
+            lambda blocks: (triton.cdiv(num_classes, blocks["BLOCK_M"]), num_slots),
             weight,
             covariance,
             classes,
@@ -211,7 +211,6 @@ def class_gram(weight: Tensor, covariance: Tensor, classes: Tensor, save_product
             covariance.stride(1),
             SAVE_PRODUCT=save_product,
             PRECISION=tiles.dot_precision(weight),
-            **blocks,
         )
         return gram, product
     product = weight.new_empty(num_slots, num_classes, num_features, dtype=dtype)

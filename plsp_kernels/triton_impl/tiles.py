@@ -59,7 +59,7 @@ FLOAT32_PRODUCTS = {
     "sm_90": Float32Products("tf32x3", 128, 16, 3, 64, 4),
     "sm_100": Float32Products("tf32x3", 128, 16, 3, 64, 4),
     # The TF32 peak of sm_86, sm_89 and sm_120 is one to two times the float32 peak, and older GPUs have no TF32. IEEE
-    # products spill with 16 rows per warp, and the fused Gram kernel with more than 32 rows.
+    # products spill with 16 rows per warp. Of the fused Gram kernel, 32 rows leave two resident blocks, 64 rows one.
     "other sm": Float32Products("ieee", 64, 8, 3, 32, 8),
     # IEEE products in matrix units. Two stages, 8 KiB, leave room for eight programs in 64 KiB of shared memory.
     "gfx": Float32Products("ieee", 64, 16, 2, 64, 8),
@@ -114,21 +114,26 @@ FUSED_GRAM_CLASSES = 128
 """Up to this many classes, one tile spans all columns of G_y and the product stays in registers."""
 
 
-def gram_blocks(num_classes: int, like: Tensor) -> Blocks:
-    """Blocks of the fused kernel for T_y and G_y: tiles of BLOCK_M rows and BLOCK_L ≥ l columns of G."""
+def gram_tilings(num_classes: int, like: Tensor) -> list[Blocks]:
+    """Tilings of the fused kernel for T_y and G_y, BLOCK_M rows by BLOCK_L ≥ l columns: the default, then others."""
     block_l = class_block(num_classes, FUSED_GRAM_CLASSES)
     precision, _, _, _, rows, warps = float32_products(target(like.device))
     stages = 3 if precision == "tf32x3" else 2  # TF32 spills with 2 on sm_80 (no gradient), IEEE with 3 on sm_86
+    choices = [(rows, stages), (rows, 5 - stages), (96 - rows, stages)]  # 2 or 3 stages, 32 or 64 rows
     if like.dtype == torch.float64:
-        rows, warps, stages = 32, 8, 2
-    return {
-        "BLOCK_M": min(block_l, rows),
-        "BLOCK_L": block_l,
-        "BLOCK_D": 16,
-        "BLOCK_K": 16,
-        "num_warps": 4 if block_l <= 32 else warps,
-        "num_stages": stages,
-    }
+        warps, choices = 8, [(32, 2)]
+    tilings = []
+    for largest, num_stages in choices:
+        blocks = {
+            "BLOCK_M": min(block_l, largest),
+            "BLOCK_L": block_l,
+            "BLOCK_D": 16,
+            "BLOCK_K": 16,
+            "num_warps": 4 if block_l <= 32 else warps,
+            "num_stages": num_stages,
+        }
+        tilings += [blocks] if blocks not in tilings else []
+    return tilings
 
 
 def matrix_tilings(num_rows: int, num_columns: int, like: Tensor, square: bool = False) -> list[Blocks]:
@@ -246,7 +251,7 @@ def assignment_blocks() -> Blocks:
 
 def mean_blocks(num_features: int, device: torch.device) -> Blocks:
     """Blocks of the features of a class mean, streaming over BLOCK_N samples."""
-    # In float32 at 512 features, ptxas spills with 64 features and 8 warps on sm_120, with 128 and 4 on sm_90.
+    # At 512 features, ptxas spills with 64 features and 8 warps on sm_120 (diagonal Σ), with 128 and 4 on sm_90.
     largest, warps = (128, 4) if target(device) == "sm_120" else (64, 8)
     block = class_block(num_features, largest)
     return {"BLOCK_N": 16, "BLOCK_D": block, "num_warps": 1 if block <= 32 else warps, "num_stages": 2}

@@ -522,5 +522,5 @@ def test_each_warp_of_three_tf32_products_has_rows_of_its_own(
         tilings = tiles.matrix_tilings(size, size, torch.zeros(1), square)
         assert all(blocks["BLOCK_M"] == blocks["BLOCK_N"] for blocks in tilings if square)
         if size <= tiles.FUSED_GRAM_CLASSES:
-            tilings.append(tiles.gram_blocks(size, torch.zeros(1)))
+            tilings += tiles.gram_tilings(size, torch.zeros(1))
         assert all(blocks["BLOCK_M"] >= 16 * blocks["num_warps"] for blocks in tilings if blocks["BLOCK_M"] >= 64)

@@ -11,7 +11,7 @@ from torch import Tensor
 pytest.importorskip("triton", minversion="3.5")
 
 from triton.runtime import interpreter
-from triton_cases import DEVICE, MARKS, guarded, scattered
+from triton_cases import DEVICE, POISONED, fenced, guarded, scattered
 
 from cases import KINDS, make_problem
 from plsp_kernels import SemanticUpperBoundLoss, reference, torch_impl, triton_impl
@@ -23,7 +23,7 @@ EPS = torch.finfo(torch.float32).eps
 # (l, d, N): fewer and more samples than classes, one tile and several, ragged in every axis
 SHAPES = ((5, 4, 9), (50, 9, 6), (7, 70, 3), (3, 40, 33), (2, 1, 1))
 
-pytestmark = MARKS
+pytestmark = POISONED
 
 
 def statistics(num_classes: int, num_features: int, kind: str, dtype: torch.dtype = torch.float64) -> list[Tensor]:
@@ -257,7 +257,7 @@ def test_curriculum_update_equals_the_closed_form(block: int, sets: bool, monkey
     for seed in range(20):
         given = curriculum_batch(seed % 14, seed, sets)
         torch_impl.curriculum_update(CurriculumBatch(*expected, *given))
-        moved = [guarded(given[0]), guarded(given[1]), guarded(given[2]), given[3], given[4]]
+        moved = [*map(guarded, given[:3]), None if given[3] is None else fenced(given[3]), given[4]]
         triton_impl.curriculum_update(CurriculumBatch(*found, *moved))
         assert torch.equal(found[0], expected[0])
         assert torch.equal(found[1], expected[1])
@@ -296,7 +296,7 @@ def test_entries_outside_the_state_are_ignored(outside: int) -> None:
         CurriculumBatch(*expected, index[2:], prediction[2:], confidence[2:], candidates[2:], threshold)
     )
     index[0], prediction[1] = outside, outside
-    inputs = guarded(index), guarded(prediction), guarded(confidence), guarded(candidates.to(torch.uint8)).bool()
+    inputs = guarded(index), guarded(prediction), guarded(confidence), fenced(candidates)
     triton_impl.curriculum_update(CurriculumBatch(*found, *inputs, threshold))
     assert all(map(torch.equal, found, expected))
     index[0], prediction[1] = 20, 6  # one past the end

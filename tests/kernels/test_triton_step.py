@@ -80,7 +80,8 @@ def run(step: Step, upstream: Tensor | None = None, impl: Any = triton_impl) -> 
 
 def moved(step: Step) -> Step:
     """The same step with poison around every tensor."""
-    step = mapped(step, fenced, (*FLOATS, "candidates"))
+    sets = ("candidates",) if step.labeled_candidates is None else ("candidates", "labeled_candidates")
+    step = mapped(step, fenced, (*FLOATS, *sets))
     return mapped(step, guarded, ("labels",))
 
 

@@ -87,6 +87,25 @@ def test_fastest_tiling_is_used_and_timed_once_per_shape(
     assert len(timer.timed) == 2 * timed
 
 
+@pytest.mark.parametrize("save_product", [True, False])
+def test_fused_gram_kernel_gives_the_same_results_with_every_tiling(
+    save_product: bool, timer: Timer, used: dict[str, tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(41, 19, generator=generator).to(DEVICE)
+    factor = torch.randn(41, 19, 5, generator=generator).to(DEVICE)
+    covariance, classes = factor @ factor.mT, torch.arange(2, device=DEVICE)
+    expected = torch_impl.class_gram(weight, covariance, classes, save_product)
+    tilings = tiles.gram_tilings(41, weight)
+    assert len(tilings) == 3
+    monkeypatch.setattr(tuning, "AUTOTUNE", True)
+    for wanted in tilings:
+        monkeypatch.setattr(tuning, "_chosen", {})
+        monkeypatch.setattr(tuning, "milliseconds", lambda run, blocks, wanted=wanted: float(blocks != wanted))
+        assert_same(triton_impl.class_gram(weight, covariance, classes, save_product), expected, 1e-5)
+        assert used["_class_gram_kernel"][0] == wanted["BLOCK_M"]
+
+
 def test_nothing_is_timed_where_timing_is_impossible(timer: Timer, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU, while a graph is captured, and without programs."""
     monkeypatch.setattr(tuning, "AUTOTUNE", True)
@@ -108,3 +127,4 @@ def test_tiling_that_does_not_fit_is_the_slowest(monkeypatch: pytest.MonkeyPatch
 
 def test_float64_has_one_tiling() -> None:
     assert len(tiles.matrix_tilings(1000, 1000, torch.zeros(1, dtype=torch.float64))) == 1
+    assert len(tiles.gram_tilings(100, torch.zeros(1, dtype=torch.float64))) == 1

@@ -32,7 +32,9 @@ def test_reductions_and_scans_of_rows(num_columns: int) -> None:
 
 
 @triton.jit
-def _product_kernel(a_ptr, b_ptr, c_ptr, PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+def _small_product_kernel(
+    a_ptr, b_ptr, c_ptr, PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr
+):
     m, n, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, 16)
     total = tl.zeros((M, N), c_ptr.dtype.element_ty)
     for start in range(0, K, 16):
@@ -56,7 +58,7 @@ def test_matrix_products(dtype: torch.dtype, precision: str) -> None:
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(*shape, generator=generator).to(dtype) for shape in ((32, 64), (64, 32)))
     result = torch.empty(32, 32, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
-    _product_kernel[(1,)](a, b, result, PRECISION=precision, M=32, N=32, K=64, num_warps=4, num_stages=3)
+    _small_product_kernel[(1,)](a, b, result, PRECISION=precision, M=32, N=32, K=64, num_warps=4, num_stages=3)
     tolerance = 1e-13 if dtype == torch.float64 else 2e-5
     torch.testing.assert_close(result.double(), a.double() @ b.double(), rtol=0, atol=tolerance)
 
