@@ -254,6 +254,8 @@ def read_config_file(path: str) -> dict[str, Any]:
             content = _parse_toml(text)
         else:
             raise ValueError("its name must end in .toml or .json")
+    except OSError as error:
+        raise ValueError(f"cannot read settings from {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # the latter for brackets that are nested very deeply
         raise ValueError(f"cannot read settings from {path}: {error}") from None
     if not isinstance(content, dict):
