@@ -37,10 +37,8 @@ class Registry(Mapping[str, T]):
             return self._entries[name]
         if ":" in name:
             return import_attribute(name, self.kind)
-        raise ValueError(
-            f"unknown {self.kind} {name!r}: choose one of {', '.join([*self.built_in, *self._entries])}, or name your own as "
-            "module:attribute"
-        )
+        known = ", ".join([*self.built_in, *self._entries])
+        raise ValueError(f"unknown {self.kind} {name!r}: choose one of {known}, or name your own as module:attribute")
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries
