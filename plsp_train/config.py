@@ -141,7 +141,7 @@ class Config:
             _check(setting, getattr(self, setting.name))
         if self.folds == 1 or self.fold > self.folds:
             raise ValueError(
-                f"folds must be at least 2 and fold at most that, got folds {self.folds}, fold {self.fold}"
+                f"folds must be at least 2, and fold at most folds, got folds {self.folds}, fold {self.fold}"
             )
         if self.folds and self.test_fraction:
             raise ValueError("folds and test_fraction both decide what to test on: give one of them")

@@ -61,7 +61,7 @@ def test_given_settings_override_the_preset() -> None:
         ({"method": "mine"}, "unknown method 'mine': choose one of cc"),
         ({"candidates": "mine"}, "unknown candidate generator 'mine': choose one of uss, fps"),
         ({"folds": 1}, "folds must be at least 2"),
-        ({"folds": 3, "fold": 4}, "fold at most that"),
+        ({"folds": 3, "fold": 4}, "fold at most folds"),
         ({"folds": 3, "test_fraction": 0.2}, "give one of them"),
         ({"learning_rate": 1}, "unknown setting 'learning_rate'"),
     ],
