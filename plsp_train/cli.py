@@ -32,7 +32,7 @@ from plsp_train.training import train, train_folds
 _GROUPS = {
     "data": "data and its ambiguity",
     "method": "method",
-    **{name: f"method {name} alone" for name in METHODS},
+    **{name: f"only for method {name}" for name in METHODS},
     "training": "training",
     "execution": "execution and output",
 }

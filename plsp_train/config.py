@@ -49,7 +49,7 @@ class Config:
     candidates: str = _setting(
         "fps",
         "data",
-        "generator of candidate sets, or own: those that the data come with",
+        "generator of candidate sets; own keeps those that come with the data",
         examples=(OWN_CANDIDATES, *BUILT_IN_GENERATORS),
     )
     flip_probability: float = _setting(0.5, "data", "probability that fps, pair, hierarchical or noisy add a label")
@@ -61,7 +61,7 @@ class Config:
         ("union", "vote"),
     )
     image_size: int = _setting(0, "data", "side to which a folder's images are resized; 0: chosen from their sizes")
-    normalise: str = _setting("feature", "data", "scale vectors by feature, by one scale, or not", NORMALISATIONS)
+    normalise: str = _setting("feature", "data", "scale vectors per feature, by one factor, or not", NORMALISATIONS)
     horizontal_flip: bool = _setting(True, "data", "mirror your own images at random when augmenting")
     test_fraction: float = _setting(0.0, "data", "fraction of the instances to test on; needs true labels")
     folds: int = _setting(0, "data", "number of folds of a cross-validation; 0: none")
@@ -106,10 +106,10 @@ class Config:
         0.0, "plsp", "length in epochs of a moving average of the weights, used to score, select and test; 0: none"
     )
     align_sizes: bool = _setting(
-        False, "plsp", "select instances as if classes were predicted as often as the candidate sets lead one to expect"
+        False, "plsp", "correct the selection for classes predicted less often than the candidate sets suggest"
     )
     bound_ss_weight: bool = _setting(
-        False, "plsp", "keep γ so small that wrong labels cannot sustain themselves, given the ambiguity of the data"
+        False, "plsp", "cap γ so that wrong labels cannot sustain themselves at this degree of ambiguity"
     )
 
     epochs: int = _setting(250, "training", "T, epochs; for plsp, those of semi-supervised training")
@@ -119,7 +119,7 @@ class Config:
     labeled_batch: int = _setting(64, "plsp", "B_l, labelled instances per iteration")
     unlabeled_batch: int = _setting(256, "plsp", "B_u, unlabelled instances per iteration")
     batch_size: int = _setting(256, "training", "batch size of the methods without pre-training")
-    augment_weak: bool = _setting(True, "training", "augment weak views; otherwise they are the instances as they are")
+    augment_weak: bool = _setting(True, "training", "augment weak views; otherwise they are the unmodified instances")
     lr: float = _setting(0.1, "training", "initial learning rate")
     weight_decay: float = _setting(1e-4, "training", "weight decay")
     seed: int = _setting(0, "training", "seed of candidate sets, initial weights, batches and augmentation")
@@ -127,7 +127,7 @@ class Config:
     device: str = _setting("auto", "execution", "auto, cpu, cuda or cuda:i")
     amp: str = _setting("off", "execution", "automatic mixed precision", ("off", "bf16", "fp16"))
     compile: bool = _setting(False, "execution", "compile the network with torch.compile")
-    deterministic: bool = _setting(False, "execution", "use deterministic algorithms only, also on a GPU, or stop")
+    deterministic: bool = _setting(False, "execution", "use only deterministic algorithms, or stop with an error")
     impl: str = _setting("auto", "execution", "implementation of the loss", IMPLEMENTATIONS)
     out: str = _setting("", "execution", "output directory (default: a new one in runs, named after the settings)")
     tensorboard: bool = _setting(False, "execution", "also write TensorBoard logs")
@@ -141,7 +141,7 @@ class Config:
             _check(setting, getattr(self, setting.name))
         if self.folds == 1 or self.fold > self.folds:
             raise ValueError(
-                f"folds must be at least 2 and fold at most that, got folds {self.folds}, fold {self.fold}"
+                f"folds must be at least 2, and fold at most folds, got folds {self.folds}, fold {self.fold}"
             )
         if self.folds and self.test_fraction:
             raise ValueError("folds and test_fraction both decide what to test on: give one of them")
@@ -254,6 +254,8 @@ def read_config_file(path: str) -> dict[str, Any]:
             content = _parse_toml(text)
         else:
             raise ValueError("its name must end in .toml or .json")
+    except OSError as error:
+        raise ValueError(f"cannot read settings from {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # the latter for brackets that are nested very deeply
         raise ValueError(f"cannot read settings from {path}: {error}") from None
     if not isinstance(content, dict):

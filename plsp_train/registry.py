@@ -12,18 +12,18 @@ T = TypeVar("T")
 
 
 class Registry(Mapping[str, T]):
-    """Entries of one kind by name, in the order of their registration."""
+    """Entries of one kind by name, in the order of their registration. Built-in names are kept elsewhere."""
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    def __init__(self, kind: str, built_in: tuple[str, ...] = ()) -> None:
+        self.kind, self.built_in = kind, built_in
         self._entries: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[Any], Any]:
         """A decorator that enters a class or function under this name."""
 
         def enter(entry: Any) -> Any:
-            if self._entries.get(name, entry) is not entry:
-                raise ValueError(f"there is a {self.kind} named {name!r} already: choose another name")
+            if name in self.built_in or self._entries.get(name, entry) is not entry:
+                raise ValueError(f"a {self.kind} named {name!r} already exists: choose another name")
             if ":" in name:
                 raise ValueError(f"the name of a {self.kind} must not contain a colon, got {name!r}")
             self._entries[name] = entry
@@ -37,10 +37,8 @@ class Registry(Mapping[str, T]):
             return self._entries[name]
         if ":" in name:
             return import_attribute(name, self.kind)
-        raise ValueError(
-            f"unknown {self.kind} {name!r}: choose one of {', '.join(self._entries)}, or name your own as "
-            "module:attribute"
-        )
+        known = ", ".join([*self.built_in, *self._entries])
+        raise ValueError(f"unknown {self.kind} {name!r}: choose one of {known}, or name your own as module:attribute")
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries

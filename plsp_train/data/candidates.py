@@ -12,7 +12,9 @@ from plsp_train.data.splits import TrainTestData
 from plsp_train.registry import Registry
 
 BUILT_IN_GENERATORS = ("uss", "fps", "pair", "circulant", "hierarchical", "noisy")
-GENERATORS: Registry[Callable[[Tensor, int, torch.Generator], Tensor]] = Registry("candidate generator")
+GENERATORS: Registry[Callable[[Tensor, int, torch.Generator], Tensor]] = Registry(
+    "candidate generator", BUILT_IN_GENERATORS
+)
 """User generators by name: functions of true labels (n,), the number of classes and a random generator."""
 _FLIPPING = ("fps", "pair", "hierarchical", "noisy")  # those that use flip_probability
 

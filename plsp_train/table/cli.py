@@ -59,4 +59,4 @@ def _run(options: argparse.Namespace) -> None:
     for name, png in figures.items():
         write_atomically(out / f"{name}.png", png)
     print(*verdicts, sep="\n", end="\n\n" if verdicts else "")
-    print(f"{len(runs)} runs; tables in {out}: {len(tables)}; figures: {len(figures)}")
+    print(f"read {len(runs)} runs; wrote to {out}: {len(tables)} tables, {len(figures)} figures")

@@ -21,7 +21,7 @@ import plsp_kernels
 from cases import KINDS, Problem, clear_threshold, make_problem, maximum
 
 CASES = [(3, 17, 7, 19), (17, 17, 2, 130), (17, 3, 41, 84)]
-NATIVE_CASES = CASES[:2]  # the third has too many classes for C
+NATIVE_CASES = CASES[:2]  # the third has more classes than samples
 INTERPRETER_CASES = CASES[:1]  # interpreted kernels are a thousand times slower
 STRENGTHS = (0.01, 1.0)
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

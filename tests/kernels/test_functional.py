@@ -471,15 +471,15 @@ class TestInnerForms:
     def test_separable_form_is_the_default(self, shape, monkeypatch):
         module = torch_impl_module("log_odds")
         monkeypatch.setattr(module.RowLogOdds, "_exponents", lambda *args: pytest.fail("direct form"))
-        make_problem(*shape).leaves().loss(impl="auto").total.backward()
+        make_problem(*shape).leaves().loss(impl="torch").total.backward()
 
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("shape", CASES, ids=str)
     def test_direct_form_agrees(self, shape, kind, monkeypatch):
         problem = make_problem(*shape, kind=kind)
-        separable = evaluate_loss(problem, "auto"), evaluate_function("log_softmax", problem, "auto", STRENGTH)
+        separable = evaluate_loss(problem, "torch"), evaluate_function("log_softmax", problem, "torch", STRENGTH)
         self.force_direct(monkeypatch)
-        direct = evaluate_loss(problem, "auto"), evaluate_function("log_softmax", problem, "auto", STRENGTH)
+        direct = evaluate_loss(problem, "torch"), evaluate_function("log_softmax", problem, "torch", STRENGTH)
         assert_all_same(direct[0], separable[0])
         assert_all_same(direct[1], separable[1])
 
@@ -490,11 +490,11 @@ class TestInnerForms:
     def test_chunked_computation_agrees(self, shape, direct, limit, monkeypatch):
         problem = make_problem(*shape)
         names = ("log_softmax", "probit")
-        whole = [evaluate_loss(problem, "auto")] + [evaluate_function(n, problem, "auto", STRENGTH) for n in names]
+        whole = [evaluate_loss(problem, "torch")] + [evaluate_function(n, problem, "torch", STRENGTH) for n in names]
         if direct:
             self.force_direct(monkeypatch)
         self.limit_memory(monkeypatch, limit)
-        parts = [evaluate_loss(problem, "auto")] + [evaluate_function(n, problem, "auto", STRENGTH) for n in names]
+        parts = [evaluate_loss(problem, "torch")] + [evaluate_function(n, problem, "torch", STRENGTH) for n in names]
         for part, expected in zip(parts, whole, strict=True):
             assert_all_same(part, expected)
 

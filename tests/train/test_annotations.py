@@ -82,7 +82,7 @@ def test_labels_are_sets_of_one() -> None:
     assert names == ("0", "1", "2")
 
 
-def test_class_names_may_be_more_than_occur() -> None:
+def test_class_names_may_include_unused_classes() -> None:
     matrix, names = candidate_matrix([{"dog"}, {"cat"}], ["dog", "cat", "fox"])
     assert names == ("dog", "cat", "fox")
     assert matrix.tolist() == [[True, False, False], [False, True, False]]

@@ -4,7 +4,10 @@ import json
 import pytest
 
 from plsp_train.config import Config, build_config, read_config_file
-from plsp_train.data import DATASETS
+from plsp_train.data import DATASETS, GENERATORS
+from plsp_train.methods import METHODS
+from plsp_train.models import MODELS
+from plsp_train.registry import Registry
 from plsp_train.rules import PRESETS
 
 
@@ -56,9 +59,9 @@ def test_given_settings_override_the_preset() -> None:
         ({"seed": 2**63}, "seed must be at most 9223372036854775807"),
         ({"k": True}, "k must be int"),
         ({"method": "mine"}, "unknown method 'mine': choose one of cc"),
-        ({"candidates": "mine"}, "unknown candidate generator 'mine'"),
+        ({"candidates": "mine"}, "unknown candidate generator 'mine': choose one of uss, fps"),
         ({"folds": 1}, "folds must be at least 2"),
-        ({"folds": 3, "fold": 4}, "fold at most that"),
+        ({"folds": 3, "fold": 4}, "fold at most folds"),
         ({"folds": 3, "test_fraction": 0.2}, "give one of them"),
         ({"learning_rate": 1}, "unknown setting 'learning_rate'"),
     ],
@@ -66,6 +69,14 @@ def test_given_settings_override_the_preset() -> None:
 def test_invalid_settings_are_named(given: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build_config(given)
+
+
+@pytest.mark.parametrize(
+    ("registry", "name"), [(METHODS, "cc"), (MODELS, "mlp"), (DATASETS, "digits"), (GENERATORS, "fps")]
+)
+def test_a_plugin_cannot_replace_a_built_in_name(registry: Registry, name: str) -> None:
+    with pytest.raises(ValueError, match=f"named {name!r} already exists: choose another name"):
+        registry.register(name)(object())
 
 
 def test_files_in_both_formats_give_the_same_settings(tmp_path) -> None:
@@ -81,6 +92,11 @@ def test_unreadable_files_are_named(tmp_path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=f"cannot read settings from .*{name}"):
         read_config_file(str(tmp_path / name))
+
+
+def test_a_missing_settings_file_is_named(tmp_path) -> None:
+    with pytest.raises(ValueError, match=r"cannot read settings from .*none.toml: No such file or directory"):
+        read_config_file(str(tmp_path / "none.toml"))
 
 
 def test_settings_round_trip_through_json() -> None:

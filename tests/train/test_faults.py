@@ -323,7 +323,7 @@ def test_an_interrupt_while_importing_is_quiet(tmp_path: Path) -> None:
     ],
     ids=["full", "closed"],
 )
-def test_output_that_goes_nowhere(tmp_path: Path, output: str | None, code: int, said: str) -> None:
+def test_closed_or_full_standard_output(tmp_path: Path, output: str | None, code: int, said: str) -> None:
     redirection = f"> {output}" if output else ">&-"
     command = f"exec {sys.executable} -m plsp_train {' '.join(TINY)} --out {tmp_path} {redirection}"
     ended = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True, check=False)

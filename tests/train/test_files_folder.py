@@ -340,7 +340,7 @@ def test_a_damaged_cache_is_rebuilt(folder: Path, own_cache: Path, damage: Any) 
     assert cache._load(file, 4) is not None
 
 
-def test_a_cache_that_cannot_be_written_is_a_remark(
+def test_an_unwritable_cache_is_noted_and_does_not_stop_the_run(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()

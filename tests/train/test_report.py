@@ -474,7 +474,7 @@ def test_many_classes_are_drawn_as_an_area_between_the_highest_and_the_lowest() 
 @pytest.mark.parametrize(
     ("value", "text"), [(0, "0 %"), (1e-5, "<0.1 %"), (0.5, "50.0 %"), (0.99999, ">99.9 %"), (1.0, "100 %")]
 )
-def test_percentages_are_all_or_none_only_if_they_are(value: float, text: str) -> None:
+def test_only_all_and_none_are_rounded_to_100_and_0_percent(value: float, text: str) -> None:
     assert percent(value).replace("\N{NO-BREAK SPACE}", " ") == text
 
 

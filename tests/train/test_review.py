@@ -23,7 +23,7 @@ def test_changing_labels_precede_stable_ones() -> None:
     assert review_order(found).tolist() == [2, 1, 0]
 
 
-def test_reasons_say_what_speaks_against_the_label() -> None:
+def test_reasons_say_why_a_label_is_doubtful() -> None:
     found = results(
         [UNDECIDED, SURE, SURE, SURE],
         [[1, 1, 1], [0, 1, 0], [1, 1, 0], [1, 0, 0]],

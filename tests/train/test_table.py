@@ -339,7 +339,7 @@ def test_the_command_writes_every_format_and_prints_markdown(tmp_path, capsys) -
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in out.glob("*.png"))
     captured = capsys.readouterr()
     assert (out / "digits-micro_f1.md").read_text() in captured.out
-    assert f"4 runs; tables in {out}: 3; figures: 2" in captured.out
+    assert f"read 4 runs; wrote to {out}: 3 tables, 2 figures" in captured.out
     assert captured.err == "unfinished runs skipped: 1\n"
 
 
