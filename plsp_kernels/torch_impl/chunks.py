@@ -30,6 +30,11 @@ def product_slices(count: int, weight: Tensor) -> Iterator[slice]:
     return _slices(count, _CACHE_BYTES // max(1, weight.numel() * weight.dtype.itemsize))
 
 
+def feature_slices(weight: Tensor) -> Iterator[slice]:
+    """Split the features into slices of ≥ 1 feature whose (l, n) matrices, one each, stay in cache."""
+    return _slices(weight.shape[1], min(PAIR_BYTES, _CACHE_BYTES) // max(1, weight.shape[0] * weight.dtype.itemsize))
+
+
 def _slices(count: int, size: int) -> Iterator[slice]:
     size = max(1, size)
     for start in range(0, count, size):

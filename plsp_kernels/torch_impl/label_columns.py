@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from plsp_kernels.quadratic import centred_rows
-from plsp_kernels.torch_impl.chunks import chunk_slices, product_slices
+from plsp_kernels.torch_impl.chunks import chunk_slices, feature_slices, product_slices
 
 _GATHERED_FEATURES = 128  # up to this many, copying Σ_y is cheaper than operator calls for each class
 _CANCELLED = 1 / 16  # share of its terms below which an expanded quadratic form is computed from the differences
@@ -77,35 +77,29 @@ class StreamedColumns:
 class DiagonalColumns:
     """Columns of diagonal covariances s_y: q_k = Σ w_k² s_y - 2 Σ w_k s_y w_y + Σ w_y² s_y.
 
-    Centring the weight makes the terms small. Entries that still cancel are computed from the differences. Features are
-    independent of each other: they come in chunks that stay in cache, and no copy of the weight is made.
+    Centring the weight makes the terms small. Entries that still cancel are computed from the differences.
     """
 
     def __init__(self, weight: Tensor, variances: Tensor, classes: Tensor, strength: float | Tensor) -> None:
         """variances (U, d) of the classes (U,)."""
         self.weight, self.variances, self.classes = weight, variances, classes
-        terms = weight.new_zeros(classes.shape[0], weight.shape[0])
-        cross = torch.zeros_like(terms)
-        for part, centred in self._centred():
-            own, part_variances = centred[classes], variances[:, part]
-            scaled = own * part_variances
-            cross.addmm_(scaled, centred.t())
-            terms.add_(scaled.mul_(own).sum(1, keepdim=True)).addmm_(part_variances, centred.square_().t())
-        self.quadratic = torch.sub(terms, cross, alpha=2, out=cross).clamp_(min=0).scatter_(1, classes[:, None], 0)
+        self.centred = centred_rows(weight)
+        self.own = self.centred[classes]
+        self.scaled = self.own * variances
+        terms = (self.scaled * self.own).sum(1, keepdim=True).expand(-1, weight.shape[0]).contiguous()
+        for part in feature_slices(weight):  # a part of the squares stays in cache
+            terms.addmm_(variances[:, part], self.centred[:, part].square().t())
+        quadratic = torch.addmm(terms, self.scaled, self.centred.t(), alpha=-2)
+        self.quadratic = quadratic.clamp_(min=0).scatter_(1, classes[:, None], 0)
         self.cancelled: tuple[Tensor, Tensor] | None = None  # slots and classes k of the entries
         if weight.device.type == "cpu":  # on other devices, finding the entries would need a host sync
             # They are small against their terms, unless λ makes the rounding of these harmless.
-            cancelled = (self.quadratic < terms * _CANCELLED) & (terms * float(strength) > _HARMLESS)
+            cancelled = (quadratic < terms * _CANCELLED) & (terms * float(strength) > _HARMLESS)
             slots, k = cancelled.scatter_(1, classes[:, None], False).nonzero(as_tuple=True)
             if slots.shape[0]:
                 self.cancelled = slots, k
                 for part, products, difference in self._cancelled_products():
                     self.quadratic[slots[part], k[part]] = products.mul_(difference).sum(1)
-
-    def _centred(self) -> Iterator[tuple[slice, Tensor]]:
-        """Chunks of features, and the columns of the centred weight (l, n) to them."""
-        for part in chunk_slices(self.weight.shape[1], self.weight.shape[0], self.weight.dtype):
-            yield part, centred_rows(self.weight[:, part])
 
     def _cancelled_products(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """s_y (w_k - w_y) and w_k - w_y of chunks of the entries that cancel, (n, d) each."""
@@ -116,17 +110,18 @@ class DiagonalColumns:
             yield part, difference * self.variances[slots[part]], difference
 
     def add_weight_gradient(self, grad_quadratic: Tensor, out: Tensor) -> None:
+        """As in the protocol, but out must be zero: all classes form one part, and products in place save an (l, d)."""
+        whole = grad_quadratic
+        if self.cancelled is not None:
+            whole = grad_quadratic.index_put(self.cancelled, grad_quadratic.new_zeros(()))
+        whole = 2 * whole
+        out.addmm_(whole.t(), self.variances).mul_(self.centred).addmm_(whole.t(), self.scaled, alpha=-1)
+        own = torch.mm(whole, self.centred)
+        own.addcmul_(whole.sum(1, keepdim=True), self.own, value=-1).mul_(self.variances)
+        out.index_add_(0, self.classes, own, alpha=-1)
         if self.cancelled is not None:
             slots, k = self.cancelled
             for part, products, _ in self._cancelled_products():
                 products *= grad_quadratic[slots[part], k[part], None]
                 out.index_add_(0, k[part], products, alpha=2)
                 out.index_add_(0, self.classes[slots[part]], products, alpha=-2)
-            grad_quadratic = grad_quadratic.index_put(self.cancelled, grad_quadratic.new_zeros(()))
-        row_sums = grad_quadratic.sum(1, keepdim=True)
-        for part, centred in self._centred():
-            own, variances = centred[self.classes], self.variances[:, part]
-            own_grad = torch.mm(grad_quadratic, centred).addcmul_(row_sums, own, value=-1).mul_(variances)
-            grad = torch.mm(grad_quadratic.t(), variances).mul_(centred)
-            grad.addmm_(grad_quadratic.t(), own.mul_(variances), alpha=-1)
-            out[:, part].add_(grad.index_add_(0, self.classes, own_grad, alpha=-1), alpha=2)

@@ -132,9 +132,9 @@ def test_two_thousand_features_are_as_accurate_as_the_reference(kind, num_classe
 
 
 def test_features_in_chunks_are_as_accurate_as_the_reference(monkeypatch):
-    """The columns of diagonal covariances are sums over chunks of features, here of at most five."""
+    """The squares of the weight come in chunks of features, here of at most five."""
     problem = make_problem(9, 0, 12, 83, kind="diagonal", dtype=torch.float32)
-    monkeypatch.setattr(chunks, "PAIR_BYTES", 4 * 4 * 12 * 5)
+    monkeypatch.setattr(chunks, "PAIR_BYTES", 4 * 12 * 5)
     truth, rival = (evaluate(given, *OPTIONS[0], impl="reference") for given in (problem.to(torch.float64), problem))
     for slack, *results in zip((4, 64, 64), evaluate(problem, *OPTIONS[0]), rival, truth, strict=True):
         assert_error_rule(*results, slack)
