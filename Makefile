@@ -8,7 +8,7 @@ VENV_LOWEST ?= .venv-lowest
 RUN_LOWEST := $(VENV_LOWEST)/bin/python
 STAMP_LOWEST := $(VENV_LOWEST)/.installed
 VENV_AUDIT ?= .venv-audit
-NATIVE := $(wildcard plsp_kernels/native/*.c plsp_kernels/native/*.h)
+NATIVE := $(wildcard plsp_*/native/*.[ch] plsp_*/*/native/*.[ch])
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint format bench clean
@@ -23,7 +23,7 @@ help:
 	@echo "make docs         set up, then build the documentation site into build/docs; warnings are errors"
 	@echo "make linkcheck    set up, then check the external links of the documentation (needs a network)"
 	@echo "make coverage     set up, then run the test suite and report line and branch coverage"
-	@echo "make sanitize     set up, then test the C extension under the address and undefined-behaviour sanitizers"
+	@echo "make sanitize     set up, then test the C extensions under the address and undefined-behaviour sanitizers"
 	@echo "make ptx          set up, then run the tests of the Triton kernels as compiled PTX in an emulator"
 	@echo "make soak         set up, then kill runs at least 300 times and compare them with undisturbed ones"
 	@echo "make fuzz         set up, then feed 20,000 broken files to everything that reads files"
@@ -58,7 +58,7 @@ sanitize: $(STAMP)
 		--build-base build/sanitize --build-lib build/sanitize/lib
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 \
 		PYTHONPATH=build/sanitize/lib OMP_NUM_THREADS=1 \
-		$(VENV)/bin/pytest --capture=sys -p no:cacheprovider tests/kernels/test_native.py
+		$(VENV)/bin/pytest --capture=sys -p no:cacheprovider tests/kernels/test_native.py tests/train/test_models_native.py
 
 # On CPU tensors, whether there is a GPU or not. `make -j 2 ptx` runs both targets at once;
 # `make ptx PTX_OPTIONS="--ptx-pessimistic --ptx-warps ascending"` chooses other modes.

@@ -1,6 +1,5 @@
 /* The Python module. Its functions take addresses of tensors that __init__.py has validated. */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "binding.h"
 
 #include "native.h"
 
@@ -22,20 +21,11 @@ static void find_versions(void)
     num_versions = 0;
     versions[num_versions++] = (struct version)FUNCTIONS(baseline);
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+    if (has_avx2())
         versions[num_versions++] = (struct version)FUNCTIONS(avx2);
-    if (__builtin_cpu_supports("avx512f"))
+    if (has_avx512())
         versions[num_versions++] = (struct version)FUNCTIONS(avx512);
 #endif
-}
-
-static int is_version(int version)
-{
-    if (version >= 0 && version < num_versions)
-        return 1;
-    PyErr_Format(PyExc_IndexError, "version must lie in [0, %d), got %d", num_versions, version);
-    return 0;
 }
 
 static PyObject *conclude(enum outcome outcome, long long num_classes)
@@ -48,23 +38,6 @@ static PyObject *conclude(enum outcome outcome, long long num_classes)
     return PyErr_Format(PyExc_IndexError, "%s must lie in [0, %lld)", name, num_classes);
 }
 
-/* Unpacks a tuple of `count` addresses; returns false, with an exception set, if it is anything else. */
-static int get_addresses(PyObject *tuple, void **addresses, Py_ssize_t count)
-{
-    if (PyTuple_Size(tuple) != count) {
-        if (!PyErr_Occurred())
-            PyErr_Format(PyExc_ValueError, "expected %zd addresses", count);
-        return 0;
-    }
-    for (Py_ssize_t i = 0; i < count; ++i) {
-        addresses[i] = PyLong_AsVoidPtr(PyTuple_GetItem(tuple, i));
-        if (addresses[i] == NULL && PyErr_Occurred())
-            return 0;
-    }
-    return 1;
-}
-
-#define ONE_MORE(type, name) +1
 #define SET_STEP(type, name) step.name = *next++;
 #define SET_STATE(type, name) state.name = *next++;
 #define SET_BATCH(type, name) batch.name = *next++;
@@ -83,7 +56,7 @@ static PyObject *call_upper_bound(PyObject *module, PyObject *args)
                           &upstream[0], &upstream[1], &upstream[2], &step.diagonal, &step.argmax_in_candidates,
                           &outputs))
         return NULL;
-    if (!is_version(version) || !get_addresses(inputs, arrays, NUM_INPUTS) ||
+    if (!is_version(version, num_versions) || !get_addresses(inputs, arrays, NUM_INPUTS) ||
         !get_addresses(outputs, arrays + NUM_INPUTS, NUM_OUTPUTS))
         return NULL;
     STEP_INPUTS(SET_STEP)
@@ -106,7 +79,7 @@ static PyObject *call_covariance_update(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "i(LLL)Op", &version, &state.num_classes, &state.num_features, &state.num_samples,
                           &addresses, &state.diagonal))
         return NULL;
-    if (!is_version(version) || !get_addresses(addresses, arrays, NUM_ARRAYS))
+    if (!is_version(version, num_versions) || !get_addresses(addresses, arrays, NUM_ARRAYS))
         return NULL;
     STATISTICS(SET_STATE)
     enum outcome outcome;
@@ -127,7 +100,7 @@ static PyObject *call_cross_entropy(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "i(LLL)O(ff)p", &version, &batch.num_classes, &batch.num_features, &batch.num_samples,
                           &addresses, &batch.strength, &batch.label_smoothing, &batch.diagonal))
         return NULL;
-    if (!is_version(version) || !get_addresses(addresses, arrays, NUM_ARRAYS))
+    if (!is_version(version, num_versions) || !get_addresses(addresses, arrays, NUM_ARRAYS))
         return NULL;
     BATCH(SET_BATCH)
     enum outcome outcome;
@@ -167,20 +140,8 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_kernels", NULL,
 PyMODINIT_FUNC PyInit__kernels(void)
 {
     find_versions();
-    PyObject *module = PyModule_Create(&definition), *names = PyTuple_New(num_versions);
-    if (module == NULL || names == NULL)
-        goto failed;
-    for (int i = 0; i < num_versions; ++i) {
-        PyObject *name = PyUnicode_FromString(versions[i].name);
-        if (name == NULL || PyTuple_SetItem(names, i, name) < 0)
-            goto failed;
-    }
-    if (PyModule_AddObjectRef(module, "VERSIONS", names) < 0)
-        goto failed;
-    Py_DECREF(names);
-    return module;
-failed:
-    Py_XDECREF(names);
-    Py_XDECREF(module);
-    return NULL;
+    const char *names[3];
+    for (int i = 0; i < num_versions; ++i)
+        names[i] = versions[i].name;
+    return new_module(&definition, names, num_versions);
 }

@@ -3,6 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from plsp_train.models import native
 from plsp_train.models.base import MODELS, Network, check_image_shape
 
 
@@ -27,8 +28,12 @@ class LeNet5(Network):
         self.classifier = nn.Linear(84, num_classes)
 
     def features(self, inputs: Tensor) -> Tensor:
+        out = F.relu(self.fc1(self._stages(inputs)))
+        return F.relu(self.fc2(out))
+
+    def _stages(self, inputs: Tensor) -> Tensor:
+        if native.serves(inputs, self.conv1.weight):
+            return native.stages(inputs, self.conv1, self.conv2)
         # ReLU after pooling: the same values and gradients from a quarter of the elements.
         out = F.relu(F.max_pool2d(self.conv1(inputs), 2))
-        out = F.relu(F.max_pool2d(self.conv2(out), 2))
-        out = F.relu(self.fc1(out.flatten(1)))
-        return F.relu(self.fc2(out))
+        return F.relu(F.max_pool2d(self.conv2(out), 2)).flatten(1)

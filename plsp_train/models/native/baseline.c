@@ -1,0 +1,3 @@
+#define LANES 4
+#define VERSION(name) name##_baseline
+#include "stages.h"
