@@ -49,11 +49,16 @@ static struct work *new_work(void)
 INLINE void load_group(const float *rows, int64_t num_rows, int64_t first, int64_t size, int64_t from, int64_t count,
                        lanes *to)
 {
+    const float *row = rows + first * size + from;
     for (int64_t i = 0; i < count; ++i) {
-        float element[LANES];
-        for (int lane = 0; lane < LANES; ++lane)
-            element[lane] = first + lane < num_rows ? rows[(first + lane) * size + from + i] : 0.0f;
-        memcpy(to + i, element, sizeof element);
+        lanes element = {0};
+        if (first + LANES <= num_rows)
+            for (int lane = 0; lane < LANES; ++lane)
+                element[lane] = row[lane * size + i];
+        else
+            for (int lane = 0; first + lane < num_rows; ++lane)
+                element[lane] = row[lane * size + i];
+        to[i] = element;
     }
 }
 
@@ -90,7 +95,7 @@ INLINE void convolve_and_pool(const lanes *in, int num_in, int in_side, const fl
                 lanes best = sum[0][o];
                 lane_bits origin = {0};
                 for (int place = 1; place < 4; ++place) {
-                    lane_bits wins = (sum[place][o] > best) | (sum[place][o] != sum[place][o]); /* NaN must show */
+                    lane_bits wins = ~(sum[place][o] <= best); /* so that NaN wins */
                     best = select(wins, sum[place][o], best);
                     origin = (wins & place) | (~wins & origin);
                 }
