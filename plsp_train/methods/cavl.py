@@ -13,7 +13,7 @@ class CAVL(RefinedAfterStep):
 
     name, label = "cavl", "CAVL"
     help = "the candidate of highest class activation value is the label (Zhang et al. 2022)"
-    defaults = {"lr": 0.1}
+    defaults = {"lr": 0.05}
 
     def step(self, stage: str, epoch: int) -> Iteration:
         config = self.task.config
