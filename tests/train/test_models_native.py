@@ -177,9 +177,13 @@ def test_wrong_shapes_and_dtypes_are_refused_before_c_reads_them() -> None:
 
 
 @needs_extension
-def test_compiled_networks_use_pytorch() -> None:
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiled_traced_and_exported_networks_use_pytorch() -> None:
     network, images = make(8)
     with fastest(0), torch.no_grad():
         expected = network(images)
         compiled = torch.compile(network, fullgraph=True, backend="eager")
-        torch.testing.assert_close(compiled(images), expected)
+        traced = torch.jit.trace(network, images)
+        exported = torch.export.export(network, (images,)).module()
+        for other in (compiled, traced, exported):
+            torch.testing.assert_close(other(images), expected)

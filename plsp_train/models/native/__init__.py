@@ -32,6 +32,7 @@ def serves(images: Tensor, weight: Tensor) -> bool:
     return (
         bool(VERSIONS)
         and not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()
         and images.is_cpu
         and images.dtype == weight.dtype == torch.float32
         and not images.requires_grad
