@@ -105,7 +105,9 @@ class ClassWatch:
 
 class Alarm(NamedTuple):
     epoch: int
+    """The first in which its sign was seen."""
     sentence: str
+    last_seen: int
 
 
 def alarms_of(history: list[dict[str, Any]], class_names: tuple[str, ...]) -> list[Alarm]:
@@ -120,8 +122,9 @@ def alarms_of(history: list[dict[str, Any]], class_names: tuple[str, ...]) -> li
         all_settled |= was_calm and is_calm
         for kind, index, sign in _signs(metrics, largest, class_names):
             if index in settled or (kind == "missing" and all_settled):
-                sentence = f"epoch {metrics['epoch']}, class {class_names[index]}: {sign}"
-                alarms.setdefault((kind, index), Alarm(metrics["epoch"], sentence))
+                epoch = metrics["epoch"]
+                alarm = Alarm(epoch, f"epoch {epoch}, class {class_names[index]}: {sign}", epoch)
+                alarms[kind, index] = alarms.get((kind, index), alarm)._replace(last_seen=epoch)
         agreement = metrics.get("label_agreement_per_class", [])
         were_calm, calm = calm, {i for i, share in enumerate(agreement) if share is not None and share >= SETTLED}
         settled |= were_calm & calm

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plsp_train.alarms import alarms_of
+from plsp_train.alarms import Alarm, alarms_of
 from plsp_train.data import Augmentation, TrainTestData
 from plsp_train.data.candidate_sets import AnyCandidates
 from plsp_train.data.mapped import Inputs
@@ -146,9 +146,16 @@ def summarise(outcome: Outcome, history: list[dict[str, Any]], class_names: tupl
         **selected_epochs(history),
         "warnings": [
             *_warnings(outcome, history, class_names),
-            *(alarm.sentence for alarm in alarms_of(history, class_names)),
+            *(_in_retrospect(alarm, last["epoch"]) for alarm in alarms_of(history, class_names)),
         ],
     }
+
+
+def _in_retrospect(alarm: Alarm, last_epoch: int) -> str:
+    """Many classes recover in a longer run."""
+    if alarm.last_seen > last_epoch - LAST_EPOCHS:
+        return alarm.sentence
+    return f"{alarm.sentence} (last seen in epoch {alarm.last_seen})"
 
 
 def _warnings(outcome: Outcome, history: list[dict[str, Any]], class_names: tuple[str, ...]) -> list[str]:

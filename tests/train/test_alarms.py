@@ -9,6 +9,7 @@ from torch import Tensor
 
 from plsp_train.alarms import ClassWatch, alarms_of
 from plsp_train.data.candidate_sets import CandidateSets
+from plsp_train.outcome import _in_retrospect
 from small_runs import run
 
 NAMES = ("shirt", "coat", "bag")
@@ -157,7 +158,19 @@ def _history(**columns: list[Any]) -> list[dict[str, Any]]:
 )  # fmt: skip
 def test_each_kind_of_alarm_is_raised_once_per_class(columns: dict[str, list[list[Any]]], expected: str) -> None:
     (alarm,) = alarms_of(_history(**columns), NAMES)
-    assert alarm == (3, expected)
+    assert alarm == (3, expected, 4)
+
+
+def test_alarms_know_when_their_sign_was_last_seen() -> None:
+    moved = [[0.0] * 3] * 2 + [[0.3, 0.3, 0.0], [0.0, 0.4, 0.0]] + [[0.0, 0.0, 0.0]] * 9
+    alarms = alarms_of(_history(labeled_moved_per_class=moved), NAMES)
+    assert [(alarm.epoch, alarm.last_seen) for alarm in alarms] == [(3, 3), (3, 4)]
+    # Neither is as old as ten epochs at the end of 12; after 13, the first is.
+    assert [_in_retrospect(alarm, 12) for alarm in alarms] == [alarm.sentence for alarm in alarms]
+    assert [_in_retrospect(alarm, 13) for alarm in alarms] == [
+        "epoch 3, class shirt: 30% of its labelled set were given another label (last seen in epoch 3)",
+        "epoch 3, class coat: 30% of its labelled set were given another label",
+    ]
 
 
 def test_classes_are_not_watched_before_their_labels_have_settled() -> None:
