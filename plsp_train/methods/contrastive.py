@@ -1,6 +1,5 @@
 """The pieces of PiCO: contrastive losses, moving class prototypes, a queue of keys. All embeddings are unit vectors."""
 
-import math
 from typing import Any
 
 import torch
@@ -22,16 +21,23 @@ def own_key_contrast(pool: Tensor, num_queries: int) -> Tensor:
     return (similarity.logsumexp(1) - similarity[:, 0]).mean()
 
 
-def same_label_contrast(pool: Tensor, labels: Tensor, num_queries: int) -> Tensor:
+def same_label_contrast(pool: Tensor, labels: Tensor, num_queries: int, num_classes: int) -> Tensor:
     """-log of the share of a positive among the pool, averaged over a query's positives, then over queries.
 
-    Positives are the others of the pool that have the query's label: at least its own key.
+    Positives are the others of the pool that have the query's label: at least its own key. Label -1 is nobody's. Only
+    queries get gradients.
     """
-    itself = torch.eye(num_queries, len(pool), dtype=torch.bool, device=pool.device)
-    similarity = (pool[:num_queries] @ pool.T / TEMPERATURE).masked_fill(itself, -math.inf)
-    log_share = similarity - similarity.logsumexp(1, keepdim=True)
-    positive = (labels[:num_queries, None] == labels) & ~itself
-    return -(log_share.masked_fill(~positive, 0).sum(1) / positive.sum(1)).mean()
+    queries, rest = pool[:num_queries], pool[num_queries:].detach()
+    scaled = queries / TEMPERATURE
+    among = scaled @ queries.T
+    # Not -inf, which has no gradient where it is the only entry, in a batch of one.
+    among.diagonal().fill_(torch.finfo(among.dtype).min)
+    total = torch.logaddexp(among.logsumexp(1), (scaled @ rest.T).logsumexp(1))
+    # The mean similarity with the positives is that with their mean: no mask over all pairs is needed.
+    member = F.one_hot(labels + 1, num_classes + 1)[:, 1:].to(pool.dtype)
+    own = labels[:num_queries]
+    positives = (member.T @ torch.cat([queries, rest]))[own] - queries
+    return (total - (scaled * positives).sum(1) / (member.sum(0)[own] - 1)).mean()
 
 
 def update_prototypes(prototypes: Tensor, embeddings: Tensor, labels: Tensor) -> Tensor:

@@ -97,7 +97,8 @@ class PiCO(Disambiguation):
             target = F.one_hot(nearest, self.task.num_classes).float()
             moved = torch.lerp(target, self.confidences[index], self.confidence_momentum(epoch))
             self.confidences.index_copy_(0, index, moved)
-            loss = same_label_contrast(pool, torch.cat([labels, labels, self.queue.labels]), len(queries))
+            pool_labels = torch.cat([labels, labels, self.queue.labels])
+            loss = same_label_contrast(pool, pool_labels, len(queries), self.task.num_classes)
         else:
             loss = own_key_contrast(pool, len(queries))
         self.prototypes = update_prototypes(self.prototypes, queries.detach(), labels)

@@ -41,7 +41,28 @@ def test_same_label_contrast_is_the_mean_over_positives() -> None:
         share = {j: math.exp(pool[i].dot(pool[j]).item() / 0.07) for j in others}
         positives = [j for j in others if labels[j] == labels[i]]
         total -= sum(math.log(share[j] / sum(share.values())) for j in positives) / len(positives)
-    assert same_label_contrast(pool, labels, 4).item() == pytest.approx(total / 4, rel=1e-12)
+    assert same_label_contrast(pool, labels, 4, num_classes=4).item() == pytest.approx(total / 4, rel=1e-12)
+
+
+def test_same_label_contrast_has_the_gradient_of_its_definition() -> None:
+    labels = torch.tensor([0, 1, 1, 2, 0, 1, 1, 2, 0, -1, 1, 3])
+    queries, rest = _unit_vectors(12).split([4, 8])
+    queries.requires_grad_()
+    pool = torch.cat([queries, rest])
+    similarity = (queries @ pool.T / 0.07).masked_fill(torch.eye(4, 12, dtype=torch.bool), -math.inf)
+    positive = (labels[:4, None] == labels) & ~torch.eye(4, 12, dtype=torch.bool)
+    log_share = similarity.log_softmax(1).masked_fill(~positive, 0)
+    expected = torch.autograd.grad(-(log_share.sum(1) / positive.sum(1)).mean(), queries)
+    found = torch.autograd.grad(same_label_contrast(pool, labels, 4, num_classes=4), queries)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_same_label_contrast_of_a_single_query_has_a_finite_gradient(dtype: torch.dtype) -> None:
+    pool = _unit_vectors(4).to(dtype).requires_grad_()
+    same_label_contrast(pool, torch.tensor([1, 1, 0, -1]), 1, num_classes=2).backward()
+    assert pool.grad.isfinite().all()
+    assert pool.grad[0].abs().max() > 0
 
 
 def test_own_key_contrast_uses_only_the_queue_as_negatives() -> None:
@@ -56,7 +77,7 @@ def test_own_key_contrast_uses_only_the_queue_as_negatives() -> None:
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_contrast_has_finite_gradients_at_extreme_similarities(sign: float) -> None:
     pool = (1e3 * torch.ones(6, 3) * torch.tensor([1, sign, 1, sign, 1, sign])[:, None]).requires_grad_()
-    loss = same_label_contrast(pool, torch.tensor([0, 1, 0, 1, 1, 0]), 2) + own_key_contrast(pool, 2)
+    loss = same_label_contrast(pool, torch.tensor([0, 1, 0, 1, 1, 0]), 2, num_classes=2) + own_key_contrast(pool, 2)
     loss.backward()
     assert math.isfinite(loss.item())
     assert torch.isfinite(pool.grad).all()
