@@ -7,6 +7,7 @@ from pathlib import Path
 
 from plsp_train.command import Parser
 from plsp_train.files import write_atomically
+from plsp_train.report.wording import count
 from plsp_train.table.comparison import compare
 from plsp_train.table.curves import curve_figures
 from plsp_train.table.figures import sensitivity_figures
@@ -59,4 +60,5 @@ def _run(options: argparse.Namespace) -> None:
     for name, png in figures.items():
         write_atomically(out / f"{name}.png", png)
     print(*verdicts, sep="\n", end="\n\n" if verdicts else "")
-    print(f"read {len(runs)} runs; wrote to {out}: {len(tables)} tables, {len(figures)} figures")
+    made = f"{count(len(tables), 'table')}, {count(len(figures), 'figure')}"
+    print(f"read {count(len(runs), 'run')}; wrote to {out}: {made}")
