@@ -93,6 +93,16 @@ def test_images_of_a_batch_do_not_influence_each_other(version: int) -> None:
 
 @needs_extension
 @EVERY_VERSION
+def test_inference_has_the_same_bits_as_training(version: int) -> None:
+    network, images = make(19)
+    with fastest(version):
+        training = network(images)
+        with torch.no_grad():
+            assert torch.equal(network(images), training)
+
+
+@needs_extension
+@EVERY_VERSION
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_invalid_pixels_reach_the_logits(version: int, value: float) -> None:
     network, images = make(9)

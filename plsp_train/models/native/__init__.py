@@ -24,7 +24,6 @@ MOST_THREADS = {"baseline": 1, "avx2": 2, "avx512": 2}
 
 NUM_FEATURES = 400
 _NUM_LANES = {"baseline": 4, "avx2": 8, "avx512": 16}
-_SHAPES = (6, 14, 14), (6, 14, 14), (16, 5, 5)  # of the buffers that the backward pass reads, per image
 
 
 def serves(images: Tensor, weight: Tensor) -> bool:
@@ -54,17 +53,18 @@ class _Stages(torch.autograd.Function):
         num_channels, side = _check_shapes(images, parameters)
         inputs = [tensor.contiguous() for tensor in (images, *parameters)]
         num_lanes = _NUM_LANES[VERSIONS[-1]]
-        num_groups = -(-len(images) // num_lanes)
-        dtypes = torch.float32, torch.int8, torch.int8
-        buffers = [
-            torch.empty((num_groups, *shape, num_lanes), dtype=dtype)
-            for shape, dtype in zip(_SHAPES, dtypes, strict=True)
-        ]
+        is_differentiated = any(ctx.needs_input_grad)
+        num_groups = -(-len(images) // num_lanes) if is_differentiated else 1
+        middle = torch.empty(num_groups, 6, 14, 14, num_lanes)
+        origins1 = torch.empty(middle.shape, dtype=torch.int32)
+        origins2 = torch.empty(num_groups, 16, 5, 5, num_lanes, dtype=torch.int32)
+        buffers = middle, origins1, origins2
         features = torch.empty(len(images), NUM_FEATURES)
-        sizes = (len(images), num_channels, side)
+        sizes = (len(images), num_channels, side, num_groups)
         _stages.stages_forward(len(VERSIONS) - 1, sizes, _addresses(*inputs, *buffers, features) + (0,) * 5)
-        ctx.save_for_backward(*inputs, *buffers)
-        ctx.sizes, ctx.version = sizes, len(VERSIONS) - 1
+        if is_differentiated:
+            ctx.save_for_backward(*inputs, *buffers)
+            ctx.sizes, ctx.version = sizes, len(VERSIONS) - 1
         return features
 
     @staticmethod

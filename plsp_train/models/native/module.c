@@ -36,7 +36,8 @@ static PyObject *call(PyObject *args, int is_backward)
     int version, done;
     PyObject *addresses;
     void *arrays[NUM_ARRAYS], **next = arrays;
-    if (!PyArg_ParseTuple(args, "i(LLL)O", &version, &net.num_images, &net.num_channels, &net.side, &addresses))
+    if (!PyArg_ParseTuple(args, "i(LLLL)O", &version, &net.num_images, &net.num_channels, &net.side, &net.num_groups,
+                          &addresses))
         return NULL;
     if (!is_version(version, num_versions) || !get_addresses(addresses, arrays, NUM_ARRAYS))
         return NULL;

@@ -19,8 +19,8 @@ enum {
 };
 
 /* Written once, as X(type, name); the struct below and the unpacking in module.c expand it. N images of C channels and
- * S×S pixels, S = 28 or 32; G = ⌈N / lanes⌉ groups of images. All arrays are dense. The backward pass reads what the
- * forward pass wrote to `middle` and the origins. */
+ * S×S pixels, S = 28 or 32, in groups of `lanes` images. All arrays are dense. The backward pass reads what the forward
+ * pass wrote to `middle` and the origins: G is the number of groups, or 1 if there will be no backward pass. */
 #define STAGES(X)                                                                          \
     X(const float, images)        /* (N, C, S, S) */                                       \
     X(const float, weight1)       /* (6, C, 5, 5) */                                       \
@@ -28,8 +28,8 @@ enum {
     X(const float, weight2)       /* (16, 6, 5, 5) */                                      \
     X(const float, bias2)         /* (16,) */                                              \
     X(float, middle)              /* (G, 6, 14, 14, lanes): output of the first stage */   \
-    X(int8_t, origins1)           /* (G, 6, 14, 14, lanes): origins of its elements */     \
-    X(int8_t, origins2)           /* (G, 16, 5, 5, lanes): the same of the second stage */ \
+    X(int32_t, origins1)          /* (G, 6, 14, 14, lanes): origins of its elements */     \
+    X(int32_t, origins2)          /* (G, 16, 5, 5, lanes): the same of the second stage */ \
     X(float, features)            /* (N, 400): output of the second stage */               \
     X(const float, grad_features) /* (N, 400); this and all below: backward only */        \
     X(float, grad_weight1)        /* as weight1 */                                         \
@@ -40,7 +40,7 @@ enum {
 #define MEMBER(type, name) type *name;
 
 struct stages {
-    long long num_images, num_channels, side;
+    long long num_images, num_channels, side, num_groups;
     STAGES(MEMBER)
 };
 

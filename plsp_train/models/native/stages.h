@@ -11,13 +11,13 @@
 #include "lanes.h"
 #include "native.h"
 
-typedef int8_t lane_bytes __attribute__((vector_size(LANES * sizeof(int8_t))));
-
 #define UNROLL _Pragma("GCC unroll 8")
 #define ROLLED _Pragma("GCC unroll 1")
 /* Sums of a block of outputs must stay in registers. Inlined into one function, or with all taps unrolled, the loops below
  * spill and take up to 1.5 times as long. */
 #define APART static __attribute__((noinline))
+/* Keeps compilers from carrying vectors over to the next tap, which needs more registers than there are. */
+#define OPAQUE(pointer) __asm__("" : "+r"(pointer))
 
 /* The origin of a pooled element is its place in the 2×2 window; NONE if the ReLU is closed. */
 enum { NONE = 4 };
@@ -73,7 +73,7 @@ static void load_images(const struct stages *net, int64_t first, lanes *images)
 
 /* `block` output channels of a stage, from in (num_in, in_side, in_side). taps is (num_in, 5, 5, block). */
 INLINE void convolve_and_pool(const lanes *in, int num_in, int in_side, const float *taps, const float *bias,
-                              const int block, lanes *out, lane_bytes *origins)
+                              const int block, lanes *out, lane_bits *origins)
 {
     const int side = (in_side - KERNEL + 1) / 2;
     for (int y = 0; y < side; ++y)
@@ -86,10 +86,12 @@ INLINE void convolve_and_pool(const lanes *in, int num_in, int in_side, const fl
             for (int c = 0; c < num_in; ++c)
                 for (int ky = 0; ky < KERNEL; ++ky) {
                     const lanes *row = in + (c * in_side + 2 * y + ky) * in_side + 2 * x;
-                    ROLLED for (int kx = 0; kx < KERNEL; ++kx, tap += block)
+                    ROLLED for (int kx = 0; kx < KERNEL; ++kx, ++row, tap += block) {
+                        OPAQUE(row);
                         UNROLL for (int place = 0; place < 4; ++place)
                             UNROLL for (int o = 0; o < block; ++o)
-                                sum[place][o] += tap[o] * row[place / 2 * in_side + place % 2 + kx];
+                                sum[place][o] += tap[o] * row[place / 2 * in_side + place % 2];
+                    }
                 }
             for (int o = 0; o < block; ++o) {
                 lanes best = sum[0][o];
@@ -101,19 +103,18 @@ INLINE void convolve_and_pool(const lanes *in, int num_in, int in_side, const fl
                 }
                 lane_bits closed = best <= 0.0f;
                 out[(o * side + y) * side + x] = select(closed, all(0.0f), best);
-                origins[(o * side + y) * side + x] =
-                    __builtin_convertvector((closed & NONE) | (~closed & origin), lane_bytes);
+                origins[(o * side + y) * side + x] = (closed & NONE) | (~closed & origin);
             }
         }
 }
 
 APART void first_stage(const lanes *images, int num_channels, const float *taps, const float *bias, lanes *out,
-                       lane_bytes *origins)
+                       lane_bits *origins)
 {
     convolve_and_pool(images, num_channels, IMAGE_SIDE, taps, bias, BLOCK1, out, origins);
 }
 
-APART void second_stage(const lanes *middle, const float *taps, const float *bias, lanes *out, lane_bytes *origins)
+APART void second_stage(const lanes *middle, const float *taps, const float *bias, lanes *out, lane_bits *origins)
 {
     convolve_and_pool(middle, MIDDLE, MIDDLE_SIDE, taps, bias, BLOCK2, out, origins);
 }
@@ -135,7 +136,7 @@ int VERSION(stages_forward)(const struct stages *net)
     group_taps(net->weight1, MIDDLE, num_channels * TAPS, BLOCK1, work->taps1);
     group_taps(net->weight2, LAST, MIDDLE * TAPS, BLOCK2, work->taps2);
     lanes *middle = (lanes *)net->middle;
-    lane_bytes *origins1 = (lane_bytes *)net->origins1, *origins2 = (lane_bytes *)net->origins2;
+    lane_bits *origins1 = (lane_bits *)net->origins1, *origins2 = (lane_bits *)net->origins2;
     for (int64_t first = 0; first < net->num_images; first += LANES) {
         load_images(net, first, work->images);
         for (int o = 0; o < MIDDLE; o += BLOCK1)
@@ -147,21 +148,23 @@ int VERSION(stages_forward)(const struct stages *net)
         for (int64_t lane = 0; lane < LANES && first + lane < net->num_images; ++lane)
             for (int i = 0; i < FEATURES; ++i)
                 net->features[(first + lane) * FEATURES + i] = work->features[i][lane];
-        middle += MIDDLE * MIDDLE_AREA;
-        origins1 += MIDDLE * MIDDLE_AREA;
-        origins2 += FEATURES;
+        if (net->num_groups > 1) {
+            middle += MIDDLE * MIDDLE_AREA;
+            origins1 += MIDDLE * MIDDLE_AREA;
+            origins2 += FEATURES;
+        }
     }
     free(work);
     return 1;
 }
 
 /* Moves the gradient of a pooled channel to the origins, in rows of `stride` elements; returns the gradient of its bias. */
-INLINE lanes unpool(const lanes *grad, const lane_bytes *origins, int side, int stride, lanes *to)
+INLINE lanes unpool(const lanes *grad, const lane_bits *origins, int side, int stride, lanes *to)
 {
     lanes sum = {0};
     for (int y = 0; y < side; ++y)
         for (int x = 0; x < side; ++x) {
-            lane_bits origin = __builtin_convertvector(origins[y * side + x], lane_bits);
+            lane_bits origin = origins[y * side + x];
             lanes value = grad[y * side + x];
             for (int place = 0; place < 4; ++place)
                 to[(2 * y + place / 2) * stride + 2 * x + place % 2] = select(origin == place, value, all(0.0f));
@@ -244,7 +247,7 @@ int VERSION(stages_backward)(const struct stages *net)
     for (int o = 0; o < LAST; ++o)
         group_taps(net->weight2 + o * MIDDLE * TAPS, MIDDLE, TAPS, MIDDLE, work->taps2 + o * MIDDLE * TAPS);
     const lanes *middle = (const lanes *)net->middle;
-    const lane_bytes *origins1 = (const lane_bytes *)net->origins1, *origins2 = (const lane_bytes *)net->origins2;
+    const lane_bits *origins1 = (const lane_bits *)net->origins1, *origins2 = (const lane_bits *)net->origins2;
     for (int64_t first = 0; first < net->num_images; first += LANES) {
         load_group(net->grad_features, net->num_images, first, FEATURES, 0, FEATURES, work->features);
         for (int o = 0; o < LAST; ++o)
