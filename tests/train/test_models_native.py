@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from unittest import mock
 
 import pytest
 import torch
@@ -93,12 +94,14 @@ def test_images_of_a_batch_do_not_influence_each_other(version: int) -> None:
 
 @needs_extension
 @EVERY_VERSION
-def test_inference_has_the_same_bits_as_training(version: int) -> None:
+def test_inference_has_the_same_bits_and_keeps_one_group(version: int) -> None:
     network, images = make(19)
-    with fastest(version):
+    with fastest(version), mock.patch.object(native, "_forward", wraps=native._forward) as forward:
         training = network(images)
+        assert forward.call_args.kwargs["num_groups"] > 1
         with torch.no_grad():
             assert torch.equal(network(images), training)
+        assert forward.call_args.kwargs["num_groups"] == 1
 
 
 @needs_extension
@@ -134,6 +137,18 @@ def test_every_element_is_written_and_repeats_to_the_bit(version: int) -> None:
     finally:
         torch.use_deterministic_algorithms(False)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@needs_extension
+@EVERY_VERSION
+def test_upstream_gradients_may_be_strided(version: int) -> None:
+    network, images = make(9)
+    upstream = torch.randn(400, 9).T
+    with fastest(version):
+        features = native.stages(images, network.conv1, network.conv2)
+        dense = torch.autograd.grad(features, network.conv2.weight, upstream.contiguous(), retain_graph=True)
+        strided = torch.autograd.grad(features, network.conv2.weight, upstream)
+    assert torch.equal(dense[0], strided[0])
 
 
 @needs_extension

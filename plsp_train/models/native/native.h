@@ -40,7 +40,7 @@ enum {
 #define MEMBER(type, name) type *name;
 
 struct stages {
-    long long num_images, num_channels, side, num_groups;
+    long long num_images, num_channels, side, num_groups; /* N, C, S, G */
     STAGES(MEMBER)
 };
 
