@@ -1,4 +1,4 @@
-"""The convolution stages of LeNet-5 in C, two to three times as fast on a CPU core as PyTorch's operators.
+"""The convolution stages of LeNet-5 in C, several times as fast on a CPU core as PyTorch's operators.
 
 PyTorch's convolutions fill vectors with channels, of which LeNet-5 has few; C fills them with images. The extension is
 optional. C works on raw addresses: every tensor is validated before its address is taken.
