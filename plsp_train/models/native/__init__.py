@@ -21,7 +21,7 @@ VERSIONS: tuple[str, ...] = () if _stages is None else _stages.VERSIONS
 used; tests shorten the tuple to select another."""
 
 MOST_THREADS = {"baseline": 1, "avx2": 2, "avx512": 2}
-"""C uses one thread. With more threads than this, PyTorch's convolutions are as fast."""
+"""C uses one thread. More threads than these were not compared; PyTorch's convolutions serve them."""
 
 NUM_FEATURES = 400
 
