@@ -5,6 +5,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 TEMPERATURE = 0.07
 PROTOTYPE_MOMENTUM = 0.99
@@ -32,12 +33,35 @@ def same_label_contrast(pool: Tensor, labels: Tensor, num_queries: int, num_clas
     among = scaled @ queries.T
     # Not -inf, which has no gradient where it is the only entry, in a batch of one.
     among.diagonal().fill_(torch.finfo(among.dtype).min)
-    total = torch.logaddexp(among.logsumexp(1), (scaled @ rest.T).logsumexp(1))
+    total = torch.logaddexp(among.logsumexp(1), _LogSumExp.apply(scaled, rest))
     # The mean similarity with the positives is that with their mean: no mask over all pairs is needed.
     member = F.one_hot(labels + 1, num_classes + 1)[:, 1:].to(pool.dtype)
     own = labels[:num_queries]
     positives = (member.T @ torch.cat([queries, rest]))[own] - queries
     return (total - (scaled * positives).sum(1) / (member.sum(0)[own] - 1)).mean()
+
+
+class _LogSumExp(torch.autograd.Function):
+    """log Σ_k exp(v·k) over constant keys k, for every vector v.
+
+    Its gradient is the mean of the keys, weighted by their shares of the sum. Taken in the forward pass, it needs no
+    second exponential and leaves nothing of the size of all pairs behind.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor, keys: Tensor) -> Tensor:
+        shares = vectors @ keys.T
+        largest = shares.amax(1, keepdim=True)
+        shares.sub_(largest).exp_()
+        total = shares.sum(1, keepdim=True)
+        ctx.save_for_backward(shares @ keys / total)
+        return (largest + total.log()).squeeze(1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (mean_key,) = ctx.saved_tensors
+        return grad[:, None] * mean_key, None
 
 
 def update_prototypes(prototypes: Tensor, embeddings: Tensor, labels: Tensor) -> Tensor:
