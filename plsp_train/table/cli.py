@@ -1,6 +1,7 @@
 """The command line: `python -m plsp_train.table`."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,14 +36,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0 done, 2 invalid input."""
     options = build_parser().parse_args(argv)
     try:
-        _run(options)
+        text = _run(options)
     except (ValueError, OSError, ImportError) as error:
         print(f"plsp_train.table: error: {error}", file=sys.stderr)
         return 2
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # the reader has seen enough, as head does; Python would complain when it flushes on exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
-def _run(options: argparse.Namespace) -> None:
+def _run(options: argparse.Namespace) -> str:
+    """Writes tables and figures; returns what to print."""
     out, select, tune = Path(options.out), options.select, options.tune
     if tune and select not in CRITERIA:
         raise ValueError(f"--tune needs a criterion without clean labels: --select {' or '.join(CRITERIA)}")
@@ -56,9 +62,10 @@ def _run(options: argparse.Namespace) -> None:
     for table in tables:
         for ending, render in RENDERERS.items():
             write_atomically(out / f"{table.name}.{ending}", render(table).encode())
-        print(markdown(table))
     for name, png in figures.items():
         write_atomically(out / f"{name}.png", png)
-    print(*verdicts, sep="\n", end="\n\n" if verdicts else "")
     made = f"{count(len(tables), 'table')}, {count(len(figures), 'figure')}"
-    print(f"read {count(len(runs), 'run')}; wrote to {out}: {made}")
+    paragraphs = [markdown(table) for table in tables]
+    if verdicts:
+        paragraphs.append("\n".join(verdicts) + "\n")
+    return "\n".join([*paragraphs, f"read {count(len(runs), 'run')}; wrote to {out}: {made}"])

@@ -3,6 +3,9 @@
 import csv
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -341,6 +344,19 @@ def test_the_command_writes_every_format_and_prints_markdown(tmp_path, capsys) -
     assert (out / "digits-micro_f1.md").read_text() in captured.out
     assert f"read 4 runs; wrote to {out}: 3 tables, 2 figures" in captured.out
     assert captured.err == "unfinished runs skipped: 1\n"
+
+
+def test_a_reader_who_leaves_early_is_no_error(tmp_path) -> None:
+    write_run(tmp_path / "run", finished(0.9))
+    command = [sys.executable, "-m", "plsp_train.table", str(tmp_path / "run"), "--out", str(tmp_path / "tables")]
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        found = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    finally:
+        os.close(writer)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert (tmp_path / "tables" / "digits-micro_f1.md").exists()
 
 
 def test_runs_without_a_stored_method_are_plsp(tmp_path) -> None:
