@@ -1,4 +1,4 @@
-"""Signs, found without true labels, that a run is losing a class.
+"""Signs, found without true labels, that a run is losing a class or has stopped learning.
 
 `ClassWatch` measures them after every epoch, for the metrics. `alarms_of` judges the metrics of a run so far: an alarm
 is raised once for each class and kind. Labels change a lot while a network learns, so a class is watched as soon as
@@ -11,6 +11,9 @@ seen, but not less than the share of all instances of other classes that have j 
 
 A class can also be lost before it was ever watched. The candidate sets tell about how many instances it should have: as
 many as would have it if every instance chose among its candidates at random.
+
+After steps that are too large, a network may predict the same class for every input. Its labels no longer change, so
+they look settled.
 """
 
 from collections.abc import Iterator
@@ -29,6 +32,7 @@ FOREIGN = 0.2  # share of a class that has come from another one
 MISSING = 0.1  # size of a class relative to the one that a random choice among the candidates would give it
 CHANCE = 4.0  # standard deviations by which an estimate of that share may differ from zero by chance
 FEW = 10  # instances whose shares say little
+_OF_ALL_CLASSES = ("missing", "constant")  # signs that tell something as soon as most labels have settled
 _ROWS = 4096  # candidate sets that are added up at a time
 
 
@@ -121,7 +125,7 @@ def alarms_of(history: list[dict[str, Any]], class_names: tuple[str, ...]) -> li
         was_calm, is_calm = is_calm, metrics.get("label_agreement", 0) >= SETTLED
         all_settled |= was_calm and is_calm
         for kind, index, sign in _signs(metrics, largest, class_names):
-            if index in settled or (kind == "missing" and all_settled):
+            if index in settled or (kind in _OF_ALL_CLASSES and all_settled):
                 epoch = metrics["epoch"]
                 alarm = Alarm(epoch, f"epoch {epoch}, class {class_names[index]}: {sign}", epoch)
                 alarms[kind, index] = alarms.get((kind, index), alarm)._replace(last_seen=epoch)
@@ -151,6 +155,9 @@ def _signs(metrics: dict[str, Any], largest: list[int], class_names: tuple[str, 
         if size is not None and size < MISSING:
             sign = f"it has {size:.1%} of the instances that a random choice among candidates would give it"
             yield "missing", index, sign
+    if "only_prediction" in metrics:
+        sign = "the network predicts it for every instance; try a smaller --lr"
+        yield "constant", metrics["only_prediction"], sign
 
 
 def _shares(classes: Tensor, chosen: Tensor, num_classes: int) -> Tensor:

@@ -30,7 +30,7 @@ from plsp_train.distributed import agree, from_all_ranks, is_main, num_ranks, pi
 from plsp_train.divergence import NonFiniteLoss, all_finite, likely_cause
 from plsp_train.files import write_json
 from plsp_train.methods import Iteration, Task, build_method
-from plsp_train.metrics import f1_scores, own_logits, predictions
+from plsp_train.metrics import f1_scores, only_prediction, own_logits, predictions
 from plsp_train.model_file import ModelFile, save_model
 from plsp_train.models import Network, build_model, load_pretrained
 from plsp_train.outcome import Outcome, Trained, describe_instances, summarise
@@ -278,14 +278,13 @@ class Engine:
         watched = self.watch.observe(before, self.labels, self.method.labeled_set())
         return watched | ({"label_agreement": 1 - int(changed.sum()) / count} if count else {})
 
-    def _test_scores(self) -> dict[str, float]:
+    def _test_scores(self) -> dict[str, Any]:
         if self.data.test_inputs is None or self.data.test_labels is None:
             return {}
-        return f1_scores(
-            predictions(self.method.network, self.data.test_inputs, self.augmentation), self.data.test_labels
-        )
+        prediction = predictions(self.method.network, self.data.test_inputs, self.augmentation)
+        return f1_scores(prediction, self.data.test_labels) | only_prediction(prediction)
 
-    def _criteria(self) -> dict[str, float]:
+    def _criteria(self) -> dict[str, Any]:
         """Scores of instances whose candidate sets are known but not their labels."""
         if self.held_out is not None:
             inputs, candidates = self.held_out.inputs, self.held_out.candidates
@@ -294,10 +293,11 @@ class Engine:
         else:
             return {}
         parts = [
-            criteria_of_instances(logits, candidates[rows].to(logits.device))
+            (logits.argmax(1), *criteria_of_instances(logits, candidates[rows].to(logits.device)))
             for rows, logits in own_logits(self.method.network, inputs, self.augmentation)
         ]
-        return mean_criteria(*from_all_ranks(*(torch.cat(column) for column in zip(*parts, strict=True))))
+        prediction, *scores = from_all_ranks(*(torch.cat(column) for column in zip(*parts, strict=True)))
+        return mean_criteria(*scores) | only_prediction(prediction)
 
     def _record(self, metrics: dict[str, Any], num_epochs: int) -> None:
         """Add an epoch to the history, write the checkpoint, and report."""

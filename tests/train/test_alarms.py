@@ -9,6 +9,7 @@ from torch import Tensor
 
 from plsp_train.alarms import ClassWatch, alarms_of
 from plsp_train.data.candidate_sets import CandidateSets
+from plsp_train.methods import PLSP
 from plsp_train.outcome import _in_retrospect
 from small_runs import run
 
@@ -204,3 +205,29 @@ def test_a_run_reports_alarms_by_name_once(tmp_path, capsys, monkeypatch) -> Non
     printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: epoch")]
     assert printed[: len(alarms)] == [f"warning: {alarm}" for alarm in alarms]
     assert set(alarms) <= set(json.loads((tmp_path / "run" / "summary.json").read_text())["warnings"])
+
+
+@pytest.mark.parametrize("held_out", [[], ["--validation-fraction", "0.1"]], ids=["test set", "held-out sets"])
+def test_a_network_that_ignores_its_input_is_reported(tmp_path, capsys, monkeypatch, held_out: list[str]) -> None:
+    def die(method: PLSP, stage: str) -> None:
+        if stage == "train":
+            method.task.model.classifier.weight.data.zero_()
+
+    assert run(tmp_path / "healthy", "--epochs", "5", *held_out) == 0
+    monkeypatch.setattr(PLSP, "after_step", die)
+    capsys.readouterr()
+    assert run(tmp_path / "dead", "--epochs", "5", *held_out) == 0
+    (printed,) = {line for line in capsys.readouterr().out.splitlines() if "predicts it for every instance" in line}
+    assert printed.startswith("warning: epoch ")
+    assert printed.endswith("try a smaller --lr")
+    healthy, dead = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("healthy", "dead"))
+    assert printed.removeprefix("warning: ") in dead["warnings"]
+    assert not any("predicts it for every instance" in warning for warning in healthy["warnings"])
+
+
+def test_a_constant_prediction_is_no_sign_before_labels_have_settled() -> None:
+    columns = {"only_prediction": [1] * 4, "label_agreement_per_class": [[0.6] * 3] * 4}
+    assert alarms_of(_history(**columns, label_agreement=[0.6] * 4), NAMES) == []
+    (alarm,) = alarms_of(_history(**columns, label_agreement=[0.6, 0.8, 0.9, 0.9]), NAMES)
+    assert alarm[:1] + alarm[2:] == (3, 4)
+    assert alarm.sentence == "epoch 3, class coat: the network predicts it for every instance; try a smaller --lr"
