@@ -173,9 +173,9 @@ def test_a_class_that_loses_its_labelled_set_is_named(tmp_path) -> None:
         (
             (1, 28, 28),
             2000,
-            {"model": "lenet", "labeled_batch": 32, "epochs": 100, "recipe": "paper"},
+            {"model": "lenet", "labeled_batch": 32, "epochs": 100, "recipe": "robust", "lr": 0.05},
         ),
-        ((3, 48, 48), 2000, {"model": "densenet"}),
+        ((3, 48, 48), 2000, {"model": "densenet", "recipe": "paper", "lr": 0.1}),
         ((3, 128, 96), 2000, {"model": "torchvision:resnet18"}),
         ((1, 8, 8), 2000, {"model": "mlp"}),
     ],
