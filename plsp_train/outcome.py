@@ -146,16 +146,22 @@ def summarise(outcome: Outcome, history: list[dict[str, Any]], class_names: tupl
         **selected_epochs(history),
         "warnings": [
             *_warnings(outcome, history, class_names),
-            *(_in_retrospect(alarm, last["epoch"]) for alarm in alarms_of(history, class_names)),
+            *_in_retrospect(alarms_of(history, class_names), last["epoch"]),
         ],
     }
 
 
-def _in_retrospect(alarm: Alarm, last_epoch: int) -> str:
-    """Many classes recover in a longer run."""
-    if alarm.last_seen > last_epoch - LAST_EPOCHS:
-        return alarm.sentence
-    return f"{alarm.sentence} (last seen in epoch {alarm.last_seen})"
+def _in_retrospect(alarms: list[Alarm], last_epoch: int) -> list[str]:
+    """Many classes recover in a longer run: their alarms need no line each."""
+    over = [alarm for alarm in alarms if alarm.last_seen <= last_epoch - LAST_EPOCHS]
+    sentences = [alarm.sentence for alarm in alarms if alarm not in over]
+    if len(over) == 1:
+        sentences.append(f"{over[0].sentence} (last seen in epoch {over[0].last_seen})")
+    elif over:
+        first, last = min(alarm.epoch for alarm in over), max(alarm.last_seen for alarm in over)
+        when = f"between epochs {first} and {last} and not since"
+        sentences.append(f"{len(over)} signs were seen {when}: see metrics.jsonl")
+    return sentences
 
 
 def _warnings(outcome: Outcome, history: list[dict[str, Any]], class_names: tuple[str, ...]) -> list[str]:
