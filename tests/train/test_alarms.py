@@ -212,15 +212,17 @@ def test_a_run_reports_alarms_by_name_once(tmp_path, capsys, monkeypatch) -> Non
 def test_a_network_that_ignores_its_input_is_reported(tmp_path, capsys, monkeypatch, held_out: list[str]) -> None:
     def die(method: PLSP, stage: str) -> None:
         if stage == "train":
-            method.task.model.classifier.weight.data.zero_()
+            classifier = method.task.model.classifier
+            classifier.weight.data.zero_()
+            classifier.bias.data.copy_(torch.arange(10.0))
 
     assert run(tmp_path / "healthy", "--epochs", "5", *held_out) == 0
     monkeypatch.setattr(PLSP, "after_step", die)
     capsys.readouterr()
     assert run(tmp_path / "dead", "--epochs", "5", *held_out) == 0
     (printed,) = {line for line in capsys.readouterr().out.splitlines() if "predicts it for every instance" in line}
-    assert printed.startswith("warning: epoch ")
-    assert printed.endswith("try a smaller --lr")
+    # The network is dead at the end of epoch 2. Labels change once more in epoch 3 and are kept in 4 and 5.
+    assert printed == "warning: epoch 5, class 9: the network predicts it for every instance; try a smaller --lr"
     healthy, dead = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("healthy", "dead"))
     assert printed.removeprefix("warning: ") in dead["warnings"]
     assert not any("predicts it for every instance" in warning for warning in healthy["warnings"])
