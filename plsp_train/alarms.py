@@ -2,7 +2,8 @@
 
 `ClassWatch` measures them after every epoch, for the metrics. `alarms_of` judges the metrics of a run so far: an alarm
 is raised once for each class and kind. Labels change a lot while a network learns, so a class is watched as soon as
-most of its instances have kept their label in two epochs in a row.
+most of its instances have kept their label in two epochs in a row. Even then, classes that are hard to tell apart trade
+instances from one epoch to the next; what this may cause is reported if it lasts for two epochs.
 
 A group of wrong labels leaves a trace in the candidate sets, which hold the true label. If a share f of the instances
 labelled i belongs to class j, then j is a candidate of a share f + (1 - f) q of them, where q is the share that has it
@@ -26,12 +27,13 @@ from plsp_train.data.candidate_sets import CandidateSets
 
 SETTLED = 0.75  # share of instances that keep their label, in two epochs, from which on a class is watched
 UNSETTLED = 0.5  # share below which labels no longer agree between epochs
-MOVED = 0.2  # share of a labelled set that gets another label within an epoch
+MOVED = 0.5  # share of a labelled set that gets another label within an epoch
 SHRUNK = 0.5  # size of a labelled set relative to its largest
 FOREIGN = 0.2  # share of a class that has come from another one
 MISSING = 0.1  # size of a class relative to the one that a random choice among the candidates would give it
 CHANCE = 4.0  # standard deviations by which an estimate of that share may differ from zero by chance
 FEW = 10  # instances whose shares say little
+_LASTING = ("agreement", "overlap")  # signs that tell something if they are seen in two epochs in a row
 _OF_ALL_CLASSES = ("missing", "constant")  # signs that tell something as soon as most labels have settled
 _ROWS = 4096  # candidate sets that are added up at a time
 
@@ -109,7 +111,7 @@ class ClassWatch:
 
 class Alarm(NamedTuple):
     epoch: int
-    """The first in which its sign was seen."""
+    """The one that raised it."""
     sentence: str
     last_seen: int
 
@@ -121,11 +123,18 @@ def alarms_of(history: list[dict[str, Any]], class_names: tuple[str, ...]) -> li
     settled: set[int] = set()
     is_calm = all_settled = False
     largest = [0] * len(class_names)
+    signs: dict[tuple[str, int], str] = {}
     for metrics in history:
         was_calm, is_calm = is_calm, metrics.get("label_agreement", 0) >= SETTLED
         all_settled |= was_calm and is_calm
-        for kind, index, sign in _signs(metrics, largest, class_names):
-            if index in settled or (kind in _OF_ALL_CLASSES and all_settled):
+        before = signs
+        signs = {
+            (kind, index): sign
+            for kind, index, sign in _signs(metrics, largest, class_names)
+            if index in settled or (kind in _OF_ALL_CLASSES and all_settled)
+        }
+        for (kind, index), sign in signs.items():
+            if kind not in _LASTING or (kind, index) in before:
                 epoch = metrics["epoch"]
                 alarm = Alarm(epoch, f"epoch {epoch}, class {class_names[index]}: {sign}", epoch)
                 alarms[kind, index] = alarms.get((kind, index), alarm)._replace(last_seen=epoch)

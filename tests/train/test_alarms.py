@@ -137,47 +137,65 @@ def _history(**columns: list[Any]) -> list[dict[str, Any]]:
     ("columns", "expected"),
     [
         (
-            {"label_agreement_per_class": [[0.9] * 3, [0.9] * 3, [0.9, 0.4, 0.9], [0.9, 0.3, 0.9]]},
-            "epoch 3, class coat: only 40% of its instances kept their label",
+            {"label_agreement_per_class": [[0.9] * 3, [0.9] * 3, [0.9, 0.4, 0.9], [0.9, 0.3, 0.9], [0.9, 0.2, 0.9]]},
+            (4, "epoch 4, class coat: only 30% of its instances kept their label", 5),
         ),
         (
-            {"labeled_moved_per_class": [[0.0] * 3, [0.0] * 3, [0.1, 0.1, 0.3], [0.0, 0.0, 0.4]]},
-            "epoch 3, class bag: 30% of its labelled set were given another label",
+            {"labeled_moved_per_class": [[0.0] * 3, [0.0] * 3, [0.1, 0.1, 0.6], [0.0, 0.0, 0.7]]},
+            (3, "epoch 3, class bag: 60% of its labelled set were given another label", 4),
         ),
         (
             {"labeled_per_class": [[200] * 3, [200] * 3, [90, 120, 200], [80, 120, 200]]},
-            "epoch 3, class shirt: its labelled set has shrunk from 200 to 90 instances",
+            (3, "epoch 3, class shirt: its labelled set has shrunk from 200 to 90 instances", 4),
         ),
         (
             {
-                "rival_share_per_class": [[0, 0, 0], [0.15, 0, 0], [0.25, 0, 0], [0.3, 0, 0]],
-                "rival_per_class": [[1, 0, 0]] * 4,
+                "rival_share_per_class": [[0, 0, 0], [0.15, 0, 0], [0.25, 0, 0], [0.3, 0, 0], [0.4, 0, 0]],
+                "rival_per_class": [[1, 0, 0]] * 5,
             },
-            "epoch 3, class shirt: about 25% of its instances seem to belong to coat",
+            (4, "epoch 4, class shirt: about 30% of its instances seem to belong to coat", 5),
         ),
     ],
 )  # fmt: skip
-def test_each_kind_of_alarm_is_raised_once_per_class(columns: dict[str, list[list[Any]]], expected: str) -> None:
+def test_each_kind_of_alarm_is_raised_once_per_class(
+    columns: dict[str, list[list[Any]]], expected: tuple[int, str, int]
+) -> None:
     (alarm,) = alarms_of(_history(**columns), NAMES)
-    assert alarm == (3, expected, 4)
+    assert alarm == expected
+
+
+def test_classes_that_trade_instances_raise_no_alarm() -> None:
+    calm, stirred = [0.9, 0.9, 0.9], [0.4, 0.9, 0.4]
+    agreement = [calm, calm, stirred, calm, stirred, calm]
+    rivals = {
+        "rival_share_per_class": [[0, 0, 0.3 * (epoch % 2)] for epoch in range(6)],
+        "rival_per_class": [[1, 0, 0]] * 6,
+    }
+    assert alarms_of(_history(label_agreement_per_class=agreement, **rivals), NAMES) == []
+    # A sign that lasts raises one for each class.
+    lasting = _history(label_agreement_per_class=[*agreement[:4], stirred, stirred], **rivals)
+    assert [alarm.sentence.split(":")[0] for alarm in alarms_of(lasting, NAMES)] == [
+        "epoch 6, class shirt",
+        "epoch 6, class bag",
+    ]
 
 
 def test_signs_that_were_not_seen_again_share_a_line() -> None:
-    moved = [[0.0] * 3] * 2 + [[0.3, 0.3, 0.0], [0.0, 0.4, 0.0]] + [[0.0, 0.0, 0.0]] * 9
+    moved = [[0.0] * 3] * 2 + [[0.6, 0.6, 0.0], [0.0, 0.7, 0.0]] + [[0.0, 0.0, 0.0]] * 9
     alarms = alarms_of(_history(labeled_moved_per_class=moved), NAMES)
     assert [(alarm.epoch, alarm.last_seen) for alarm in alarms] == [(3, 3), (3, 4)]
     # Neither is as old as ten epochs at the end of 12; after 13, the first is.
     assert _in_retrospect(alarms, 12) == [alarm.sentence for alarm in alarms]
     assert _in_retrospect(alarms, 13) == [
-        "epoch 3, class coat: 30% of its labelled set were given another label",
-        "epoch 3, class shirt: 30% of its labelled set were given another label (last seen in epoch 3)",
+        "epoch 3, class coat: 60% of its labelled set were given another label",
+        "epoch 3, class shirt: 60% of its labelled set were given another label (last seen in epoch 3)",
     ]
     assert _in_retrospect(alarms, 14) == ["2 signs were seen between epochs 3 and 4 and not since: see metrics.jsonl"]
 
 
 def test_classes_are_not_watched_before_their_labels_have_settled() -> None:
     unsettled = [[0.8, 0.9, None], [0.4, 0.9, 0.2], [0.8, 0.9, 0.9], [0.8, 0.9, 0.9]]
-    history = _history(label_agreement_per_class=unsettled, labeled_moved_per_class=[[0.5, 0.0, None]] * 4)
+    history = _history(label_agreement_per_class=unsettled, labeled_moved_per_class=[[0.6, 0.0, None]] * 4)
     assert alarms_of(history, NAMES) == []
     assert [alarm.epoch for alarm in alarms_of([*history, history[0] | {"epoch": 5}], NAMES)] == [5]
 
