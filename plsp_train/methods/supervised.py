@@ -13,7 +13,7 @@ class Supervised(SingleStage):
     """Cross-entropy of the true labels on a weak and a strong view of every instance. Candidate sets are not used."""
 
     name, label = "supervised", "fully supervised"
-    help = "cross-entropy of the true labels: an upper bound, not a method for partial labels"
+    help = "cross-entropy of the true labels: a yardstick, not a method for partial labels"
     defaults = {"augment_weak": True}
     uses_true_labels = True
 
