@@ -8,7 +8,8 @@ instances from one epoch to the next; what this may cause is reported if it last
 A group of wrong labels leaves a trace in the candidate sets, which hold the true label. If a share f of the instances
 labelled i belongs to class j, then j is a candidate of a share f + (1 - f) q of them, where q is the share that has it
 by chance. When instances of j move to label i, this share grows, and f follows from its growth. q is the smallest share
-seen, but not less than the share of all instances of other classes that have j as a candidate.
+seen, but not less than the share of all instances of other classes that have j as a candidate. The labelled set of i is
+judged alike: it may be lost while most instances of the class still have the right label.
 
 A class can also be lost before it was ever watched. The candidate sets tell about how many instances it should have: as
 many as would have it if every instance chose among its candidates at random.
@@ -29,11 +30,11 @@ SETTLED = 0.75  # share of instances that keep their label, in two epochs, from 
 UNSETTLED = 0.5  # share below which labels no longer agree between epochs
 MOVED = 0.5  # share of a labelled set that gets another label within an epoch
 SHRUNK = 0.5  # size of a labelled set relative to its largest
-FOREIGN = 0.2  # share of a class that has come from another one
+FOREIGN = 0.2  # share of a class, or of its labelled set, that has come from another one
 MISSING = 0.1  # size of a class relative to the one that a random choice among the candidates would give it
 CHANCE = 4.0  # standard deviations by which an estimate of that share may differ from zero by chance
 FEW = 10  # instances whose shares say little
-_LASTING = ("agreement", "overlap")  # signs that tell something if they are seen in two epochs in a row
+_LASTING = ("agreement", "overlap", "labelled overlap")  # signs that have to be seen in two epochs in a row
 _OF_ALL_CLASSES = ("missing", "constant")  # signs that tell something as soon as most labels have settled
 _ROWS = 4096  # candidate sets that are added up at a time
 
@@ -73,6 +74,10 @@ class ClassWatch:
             "rival_share_per_class": _rounded(foreign),
             "relative_size_per_class": _rounded(self._relative_sizes(labels)),
         }
+        if self.labeled is not None:
+            rivals, foreign = self._labeled_rivals(labels, self.labeled)
+            metrics["labeled_rival_per_class"] = rivals.tolist()
+            metrics["labeled_rival_share_per_class"] = _rounded(foreign)
         if former is not None:
             metrics["labeled_moved_per_class"] = _rounded(_shares(before[former], ~kept[former], num_classes))
         return metrics
@@ -84,17 +89,27 @@ class ClassWatch:
             for own, sets in zip(labels[rows].split(_ROWS), candidates.split(_ROWS), strict=True):
                 together.index_add_(0, own.clamp_min(0), (sets & (own >= 0)[:, None]).float())
         count = labels[labels >= 0].bincount(minlength=len(together))[:, None]
-        share = together / count  # NaN for a class without instances, which no comparison below finds large
-        is_watched = self.settled[:, None] & (count > 0)
-        self.lowest = torch.where(is_watched, torch.minimum(self.lowest, share), self.lowest)
+        share = together / count  # NaN for a class without instances, which no comparison finds large
+        self.lowest = torch.where(self.settled[:, None] & (count > 0), torch.minimum(self.lowest, share), self.lowest)
+        return self._most_foreign(share, count)
+
+    def _labeled_rivals(self, labels: Tensor, labeled: Tensor) -> tuple[Tensor, Tensor]:
+        """The same for the labelled set."""
+        own = labels[labeled]
+        together = torch.zeros_like(self.lowest).index_add_(0, own, self.candidates[labeled].float())
+        count = own.bincount(minlength=len(together))[:, None]
+        return self._most_foreign(together / count, count)
+
+    def _most_foreign(self, share: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+        """The same from the share (l, l) that has j as a candidate, among the `count` (l, 1) instances labelled i."""
         # While few instances have label i unless nothing else is possible, few of them have j as a candidate.
         usual = torch.maximum(self.lowest, self.common)
         # With two more instances on either side, a share that happens to be 0 or 1 has a deviation, too.
         chance = (usual * count + 2) / (count + 4)
         deviation = (chance * (1 - chance) / count).sqrt()
         growth = share - usual
-        foreign = torch.where(is_watched & (growth > CHANCE * deviation), growth / (1 - usual), 0)
-        most, rivals = foreign.fill_diagonal_(0).max(1)
+        is_judged = self.settled[:, None] & (growth > CHANCE * deviation)
+        most, rivals = torch.where(is_judged, growth / (1 - usual), 0).fill_diagonal_(0).max(1)
         return rivals, most
 
     def _relative_sizes(self, labels: Tensor) -> Tensor:
@@ -156,10 +171,11 @@ def _signs(metrics: dict[str, Any], largest: list[int], class_names: tuple[str, 
     for index, size in enumerate(metrics.get("labeled_per_class", [])):
         if size < SHRUNK * largest[index]:
             yield "size", index, f"its labelled set has shrunk from {largest[index]} to {size} instances"
-    for index, share in enumerate(metrics.get("rival_share_per_class", [])):
-        if share > FOREIGN:
-            rival = class_names[metrics["rival_per_class"][index]]
-            yield "overlap", index, f"about {share:.0%} of its instances seem to belong to {rival}"
+    for kind, prefix, part in (("overlap", "", "instances"), ("labelled overlap", "labeled_", "labelled instances")):
+        for index, share in enumerate(metrics.get(f"{prefix}rival_share_per_class", [])):
+            if share > FOREIGN:
+                rival = class_names[metrics[f"{prefix}rival_per_class"][index]]
+                yield kind, index, f"about {share:.0%} of its {part} seem to belong to {rival}"
     for index, size in enumerate(metrics.get("relative_size_per_class", [])):
         if size is not None and size < MISSING:
             sign = f"it has {size:.1%} of the instances that a random choice among candidates would give it"

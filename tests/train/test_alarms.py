@@ -49,6 +49,22 @@ def test_watch_estimates_the_share_that_has_come_from_another_class() -> None:
     assert others == [0.0] * 9
 
 
+def test_watch_estimates_the_share_of_a_labelled_set_that_has_come_from_another_class() -> None:
+    truth = _truth()
+    watch, labels = ClassWatch(_candidates(truth)), _relabelled(truth, source=3, target=6, share=0.1)
+    right = torch.cat([((truth == index) & (labels == index)).nonzero()[:200, 0] for index in range(10)])
+    for _ in range(3):
+        seen = watch.observe(truth, labels, right)
+        assert seen["labeled_rival_share_per_class"] == [0.0] * 10
+    wrong = (labels == 6) & (truth == 3)
+    labeled = torch.cat([right[labels[right] != 6], wrong.nonzero()[:150, 0], right[labels[right] == 6][:50]])
+    seen = watch.observe(labels, labels, labeled)
+    assert seen["labeled_rival_per_class"][6] == 3
+    assert seen["labeled_rival_share_per_class"].pop(6) == pytest.approx(0.75, abs=0.15)
+    assert seen["labeled_rival_share_per_class"] == [0.0] * 9
+    assert seen["rival_share_per_class"] == [0.0] * 10  # a tenth of all instances of a class passes for chance
+
+
 def test_watch_does_not_take_chance_for_a_rival() -> None:
     truth = _truth()
     watch, before = ClassWatch(_candidates(truth)), truth
@@ -154,6 +170,13 @@ def _history(**columns: list[Any]) -> list[dict[str, Any]]:
                 "rival_per_class": [[1, 0, 0]] * 5,
             },
             (4, "epoch 4, class shirt: about 30% of its instances seem to belong to coat", 5),
+        ),
+        (
+            {
+                "labeled_rival_share_per_class": [[0, 0, 0], [0, 0.15, 0], [0, 0.7, 0], [0, 0.8, 0], [0, 0.9, 0]],
+                "labeled_rival_per_class": [[0, 2, 0]] * 5,
+            },
+            (4, "epoch 4, class coat: about 80% of its labelled instances seem to belong to bag", 5),
         ),
     ],
 )  # fmt: skip
