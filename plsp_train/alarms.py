@@ -101,7 +101,7 @@ class ClassWatch:
         return self._most_foreign(together / count, count)
 
     def _most_foreign(self, share: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-        """The same from the share (l, l) that has j as a candidate, among the `count` (l, 1) instances labelled i."""
+        """The same, from the share (l, l) of the `count` (l, 1) instances labelled i that has j as a candidate."""
         # While few instances have label i unless nothing else is possible, few of them have j as a candidate.
         usual = torch.maximum(self.lowest, self.common)
         # With two more instances on either side, a share that happens to be 0 or 1 has a deviation, too.
